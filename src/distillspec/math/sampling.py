@@ -1,0 +1,129 @@
+"""From logits to the distribution really sampled from, and from a distribution to a token.
+
+Greedy decoding is the one-hot distribution at the argmax, so that one acceptance rule serves
+every temperature and no greedy branch exists anywhere else. Nothing here makes a random number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import UserError
+from distillspec.math.precision import at_least_float32
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings, applied in this order: temperature, then top-k, then top-p."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 is greedy: probability 1 on the first largest logit. Otherwise from
+    1e-6 to 1e6, which float32 can divide by."""
+    top_k: int | None = None
+    """Keep the k largest logits, of equal ones the lowest ids. None keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest most likely tokens whose probabilities sum to this or more, at least one.
+    1 keeps all."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no distribution follows from; nothing is ever clamped into range."""
+        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
+            raise UserError(
+                f"temperature is {self.temperature}: give 0 (greedy) or a number from 1e-6 to 1e6"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(
+                f"top_k is {self.top_k}: give 1 or more, or leave it out to keep every token"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: give a number above 0 and at most 1")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the distribution that a token is drawn from under these settings.
+
+        Args:
+            logits: [..., V], any floating dtype; −inf marks ids that cannot be emitted.
+
+        Returns:
+            [..., V] probabilities in float32, or float64 for float64 logits; each row sums to 1
+            within rounding.
+
+        Raises:
+            ValueError: If the largest logit of a row is not finite (all −inf, +inf or nan).
+
+        Example:
+            >>> Sampling(temperature=0.0).probabilities(torch.tensor([1.0, 3.0, 3.0]))
+            tensor([0., 1., 0.])
+        """
+        logits = at_least_float32(logits)
+        largest = logits.amax(-1, keepdim=True)
+        if not bool(torch.isfinite(largest).all()):
+            raise ValueError(
+                "a row of logits has no finite largest value (all −inf, +inf or nan): "
+                "no distribution follows from it"
+            )
+        if self.temperature == 0:
+            best = logits.argmax(-1, keepdim=True)  # the first of equal ones
+            return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+        # The largest is subtracted first, so that a small temperature cannot overflow.
+        logits = (logits - largest) / self.temperature
+        if self.top_k is not None or self.top_p < 1:
+            logits = logits.masked_fill(~self._survivors(logits), -math.inf)
+        return logits.softmax(-1)
+
+    def _survivors(self, logits: Tensor) -> Tensor:
+        """Return [..., V] bool: what top-k and top-p keep. Only values are sorted, never ids."""
+        V = logits.shape[-1]
+        if self.top_k is None:
+            ordered = logits.sort(-1, descending=True).values
+        else:
+            ordered = logits.topk(min(self.top_k, V), -1).values  # [..., k]
+        mass = ordered.softmax(-1).cumsum(-1, dtype=torch.float64)
+        # A token stays while the mass before it is short of top_p; before the first it is 0.
+        inside = mass[..., :-1] < self.top_p if self.top_p < 1 else torch.ones_like(mass[..., 1:])
+        count = 1 + inside.sum(-1, keepdim=True).long()  # [..., 1]
+        last = ordered.gather(-1, count - 1)
+        above = logits > last
+        tied = logits == last
+        places = count - above.sum(-1, keepdim=True)
+        return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= places))
+
+
+GREEDY = Sampling(temperature=0.0)
+"""The settings that always take the most likely token."""
+
+
+def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one id per row by the inverse of the cumulative distribution.
+
+    An id of probability 0 is never drawn, for any u in [0, 1): its place in the cumulative sum
+    is set to 0 and a token must lie strictly above u · total. That holds although rows sum to 1
+    only within rounding, and although parallel cumulative sums need not be monotone.
+
+    Args:
+        probabilities: [..., V], not negative. Rows need not sum to exactly 1.
+        uniforms: [...], in [0, 1).
+
+    Returns:
+        [...] int64 ids.
+
+    Raises:
+        ValueError: If a row has no positive finite total.
+
+    Example:
+        >>> draw(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.0))
+        tensor(1)
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # [..., V]
+    cumulative = cumulative.masked_fill_(probabilities <= 0, 0.0)
+    total = cumulative.amax(-1)
+    if not bool(((total > 0) & torch.isfinite(total)).all()):
+        raise ValueError("a row of probabilities has no positive finite sum: nothing can be drawn")
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    height = torch.minimum(uniforms.to(torch.float64) * total, below_total)
+    # argmax gives the first of equal ones: the first id whose cumulative sum is above the height.
+    return (cumulative > height.unsqueeze(-1)).to(torch.uint8).argmax(-1)
