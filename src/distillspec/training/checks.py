@@ -1,0 +1,40 @@
+"""What a recipe's values must be: one line that names the key, what was given, what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from distillspec.errors import UserError
+from distillspec.settings import nearest
+
+
+def is_number(value: object) -> bool:
+    """Tell whether `value` is a finite int or float; true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def in_range(name: str, value: object, low: float, high: float) -> None:
+    """Raise a UserError unless `value` is a number in [low, high]."""
+    if not is_number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]  # a number
+        bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise UserError(f"{name} must be a number, {bounds}, got {value!r}")
+
+
+def one_of(name: str, value: object, valid: Sequence[str]) -> None:
+    """Raise a UserError unless `value` is one of the valid names."""
+    if value not in valid:
+        raise UserError(f"unknown {name} {value!r}; use one of: {', '.join(valid)}")
+
+
+def known(part: type, data: Any, where: str) -> dict[str, Any]:
+    """Return `data` as a dict if all its keys are fields of the dataclass `part`."""
+    if not isinstance(data, Mapping):
+        raise UserError(f"{where} must be a table of settings, got {data!r}")
+    valid = [field.name for field in fields(part)]
+    for key in data:
+        if key not in valid:
+            raise UserError(f"unknown key {key!r} in {where}; {nearest(str(key), valid)}")
+    return dict(data)

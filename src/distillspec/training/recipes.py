@@ -1,0 +1,234 @@
+"""Recipes: everything that decides what a training step does, as plain data.
+
+Variation is a value. A divergence, a mixture of data, an optimizer and a schedule are frozen
+dataclasses that round-trip through JSON; the paper's five recipes are five values of one type.
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from distillspec.errors import UserError
+from distillspec.training.checks import in_range, is_number, known, one_of
+from distillspec.training.optimization import OPTIMIZERS, Adafactor, Optimizer, Schedule
+
+Source: TypeAlias = Literal["fixed", "draft", "target"]
+"""Where a step's completions come from: the dataset, the draft being trained, or the target."""
+DivergenceName: TypeAlias = Literal[
+    "forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy"
+]
+Reduction: TypeAlias = Literal["sequence_mean", "token_mean"]
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+_DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy")
+_SPELLINGS = "forward_kl, reverse_kl, jsd:BETA (0 < BETA < 1), total_variation, cross_entropy"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Which D(p‖q) is minimised at every position, or the hard-label cross-entropy."""
+
+    name: DivergenceName
+    """`forward_kl`, `reverse_kl`, `jsd`, `total_variation`; `cross_entropy` needs no target."""
+    beta: float | None = None
+    """The weight of p in JSD's mixture, inside (0, 1); only for `jsd`."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name or a β that means nothing."""
+        if self.name not in _DIVERGENCES:
+            raise UserError(f"unknown divergence {self.name!r}; use one of: {_SPELLINGS}")
+        if self.name != "jsd" and self.beta is not None:
+            raise UserError(f"divergence {self.name} takes no beta, got {self.beta}; leave it out")
+        if self.name == "jsd" and (self.beta is None or not 0 < self.beta < 1):
+            raise UserError(
+                f"jsd needs a beta inside (0, 1), got {self.beta!r}; at its ends it vanishes, so "
+                "use forward_kl (the limit at 0) or reverse_kl (the limit at 1) there"
+            )
+
+    @staticmethod
+    def parse(text: str) -> Divergence:
+        """Read `forward_kl`, `jsd:0.5` and so on.
+
+        Raises:
+            UserError: listing the valid spellings.
+        """
+        name, colon, beta = text.partition(":")
+        if name not in _DIVERGENCES or (name == "jsd") != bool(colon):
+            raise UserError(f"unknown divergence {text!r}; use one of: {_SPELLINGS}")
+        if name != "jsd":
+            return Divergence(name)  # type: ignore[arg-type]  # checked against the names above
+        try:
+            return Divergence("jsd", float(beta))
+        except ValueError as error:
+            raise UserError(f"cannot read the beta of divergence {text!r}: {error}") from error
+
+    def __str__(self) -> str:
+        """Return the spelling that `parse` reads."""
+        return self.name if self.beta is None else f"{self.name}:{self.beta}"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The share of training steps whose completions come from each source."""
+
+    fixed: float = 0.0
+    """From the dataset (λ1 of Algorithm A.2)."""
+    draft: float = 0.0
+    """Sampled from the draft being trained, on-policy ((1 − λ1) λ2)."""
+    target: float = 0.0
+    """Sampled from the target, afresh every step ((1 − λ1)(1 − λ2))."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are no probabilities."""
+        shares = (self.fixed, self.draft, self.target)
+        if not all(is_number(share) and share >= 0 for share in shares) or not math.isclose(
+            sum(shares), 1, abs_tol=1e-9
+        ):
+            raise UserError(
+                f"mixture fixed={self.fixed!r}, draft={self.draft!r}, target={self.target!r}: "
+                "the shares must be at least 0 and add up to 1"
+            )
+
+    def source(self, uniform: float) -> Source:
+        """Decide where a step's completions come from, given one uniform number in [0, 1).
+
+        One number suffices for the two coins of Algorithm A.2: u < λ1, else
+        (u − λ1) / (1 − λ1) < λ2. A share of 0 is never chosen and a share of 1 always.
+        """
+        if uniform < self.fixed:
+            return "fixed"
+        # The target's share, not the draft's, bounds the last interval: 1 − target is exact where
+        # target is 0, while fixed + draft may round to just under 1.
+        return "draft" if uniform < 1 - self.target else "target"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training run does at every step."""
+
+    divergence: Divergence
+    """What is minimised at every position; both models at temperature 1."""
+    mixture: Mixture
+    """Where the completions come from."""
+    optimizer: Optimizer = Adafactor()
+    """How a gradient becomes an update."""
+    schedule: Schedule = Schedule(5_000, 150_000, 300_000, 0.1)
+    """How the learning rate moves; the default is the paper's (Appendix B)."""
+    learning_rate: float = 3e-4
+    """The rate where the schedule's factor is 1; the paper's."""
+    batch_size: int = 32
+    """Sequences a step; the paper's."""
+    max_new_tokens: int = 64
+    """The length limit of sampled completions, in tokens; the paper's for XSum, a task may
+    differ. Fixed completions are used whole."""
+    clip: float | None = None
+    """The largest norm of the gradient; None not to clip (the paper names no clipping)."""
+    reduction: Reduction = "sequence_mean"
+    """`sequence_mean` is the paper's Eq. 2: the mean over each sequence's tokens, then over the
+    batch. `token_mean` weighs every token of the batch alike."""
+    precision: Precision = "float32"
+    """The arithmetic of the draft's body and head (autocast); divergences are never below
+    float32."""
+    frozen: tuple[str, ...] = ()
+    """Patterns (as in file names) of parameter names that stay as they are, such as
+    `*embed_tokens*`."""
+    reference: str = ""
+    """Where the recipe comes from."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no step could use."""
+        in_range("learning_rate", self.learning_rate, 0, math.inf)
+        for name, count in (
+            ("batch_size", self.batch_size),
+            ("max_new_tokens", self.max_new_tokens),
+        ):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
+            raise UserError(f"clip must be above 0, or none not to clip, got {self.clip!r}")
+        one_of("reduction", self.reduction, ("sequence_mean", "token_mean"))
+        one_of("precision", self.precision, ("float32", "bfloat16"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can hold and `from_dict` reads back."""
+        return {**asdict(self), "frozen": list(self.frozen)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Recipe:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            UserError: naming an unknown key with the nearest valid one, or a value that cannot
+                be used.
+        """
+        values = known(Recipe, data, "recipe")
+        if isinstance(values.get("divergence"), str):
+            values["divergence"] = asdict(Divergence.parse(values["divergence"]))
+        parts: dict[str, type] = {
+            "divergence": Divergence,
+            "mixture": Mixture,
+            "schedule": Schedule,
+        }
+        if "optimizer" in values:
+            name = dict(values["optimizer"]).get("name")
+            one_of("optimizer name", name, tuple(OPTIMIZERS))
+            parts["optimizer"] = OPTIMIZERS[str(name)]
+        for key, part in parts.items():
+            if key in values:
+                values[key] = part(**known(part, values[key], key))
+        if "frozen" in values:
+            values["frozen"] = tuple(values["frozen"])
+        missing = {"divergence", "mixture"} - set(values)
+        if missing:
+            raise UserError(f"the recipe lacks {' and '.join(sorted(missing))}")
+        return Recipe(**values)
+
+
+# Table 1 of the paper. Its lengths and batch are XSum's; `dataclasses.replace` fits them to a task.
+SEQKD = Recipe(
+    Divergence("cross_entropy"), Mixture(target=1), reference="SeqKD: Kim & Rush 2016; Table 1"
+)
+"""Hard labels on the target's outputs: black-box, no target logits."""
+SUPERVISED_KD = Recipe(
+    Divergence("forward_kl"),
+    Mixture(fixed=1),
+    reference="Supervised KD: Hinton et al. 2015; Table 1",
+)
+IMITKD = Recipe(
+    Divergence("forward_kl"),
+    Mixture(fixed=0.5, draft=0.5),
+    reference="ImitKD: Lin et al. 2020; Table 1",
+)
+FDISTILL = Recipe(
+    Divergence("total_variation"),
+    Mixture(draft=0.5, target=0.5),
+    reference="f-Distill: Wen et al. 2023; Table 1",
+)
+GKD = Recipe(
+    Divergence("forward_kl"),
+    Mixture(draft=1),
+    reference="on-policy GKD: Agarwal et al. 2023; Table 1, which names FKL and JSD",
+)
+
+RECIPES: dict[str, Recipe] = {
+    "seqkd": SEQKD,
+    "supervised_kd": SUPERVISED_KD,
+    "imitkd": IMITKD,
+    "fdistill": FDISTILL,
+    "gkd": GKD,
+}
+"""The paper's five recipes by the name a user types."""
+
+
+def named(name: str) -> Recipe:
+    """Return one of the paper's recipes.
+
+    Raises:
+        UserError: listing the valid names.
+    """
+    one_of("recipe", name, tuple(RECIPES))
+    return RECIPES[name]
