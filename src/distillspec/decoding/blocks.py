@@ -1,0 +1,147 @@
+"""What the engine counted: blocks as they come, counts that add up, outputs assembled from them.
+
+Counts are kept, never ratios: ratios of sums are taken once, at the end. Nothing here knows a
+model, and nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Origin: TypeAlias = Literal["draft", "target"]
+"""Which model wrote a token: the draft (and the target accepted it) or the target itself."""
+Finish: TypeAlias = Literal["stop", "length"]
+"""Why a row ended: a stop token, or its budget (`max_new_tokens` or the target's context)."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Totals over any set of blocks; `+` is the union of two disjoint sets."""
+
+    target_calls: int = 0
+    """Target passes that a row took part in, prefill not included."""
+    tokens: int = 0
+    """Tokens emitted, the stop token included and nothing after it."""
+    drafted: int = 0
+    """Tokens the draft wrote, those never looked at included."""
+    accepted: int = 0
+    """Emitted tokens that the draft wrote."""
+    judged: int = 0
+    """Emitted positions at which a drafted token was accepted or rejected."""
+
+    def __add__(self, other: Counts) -> Counts:
+        """Add two counts term by term."""
+        return Counts(
+            target_calls=self.target_calls + other.target_calls,
+            tokens=self.tokens + other.tokens,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            judged=self.judged + other.judged,
+        )
+
+    @property
+    def block_efficiency(self) -> float:
+        """τ = tokens / target calls.
+
+        Raises:
+            ValueError: if nothing was decoded.
+        """
+        if self.target_calls == 0:
+            raise ValueError("block efficiency needs at least one target call, got none")
+        return self.tokens / self.target_calls
+
+    @property
+    def empirical_acceptance(self) -> float:
+        """Return accepted / judged.
+
+        It equals the expected rate (the paper's Eq. 1) only where tokens are i.i.d.: a position
+        after a rejection is not judged.
+
+        Raises:
+            ValueError: if no drafted token was judged.
+        """
+        if self.judged == 0:
+            raise ValueError("empirical acceptance needs at least one judged token, got none")
+        return self.accepted / self.judged
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one target call for the whole batch emitted, one entry per row still running."""
+
+    rows: tuple[int, ...]
+    """[B] indices into the prompts."""
+    ids: tuple[tuple[int, ...], ...]
+    """[B] emitted tokens, 1…γ+1 each: `accepted` drafted ones, then at most one of the target's."""
+    accepted: tuple[int, ...]
+    """[B] emitted tokens that the draft wrote."""
+    drafted: tuple[int, ...]
+    """[B] tokens the draft wrote, at most γ."""
+    judged: tuple[int, ...]
+    """[B] emitted positions at which a drafted token was accepted or rejected."""
+    finished: tuple[Finish | None, ...]
+    """[B] why the row ends with this block, None if it goes on."""
+
+    def counts(self, i: int) -> Counts:
+        """Return the counts of the block's i-th row."""
+        return Counts(
+            target_calls=1,
+            tokens=len(self.ids[i]),
+            drafted=self.drafted[i],
+            accepted=self.accepted[i],
+            judged=self.judged[i],
+        )
+
+    def origin(self, i: int) -> tuple[Origin, ...]:
+        """Return who wrote each token of the block's i-th row."""
+        return tuple(
+            "draft" if position < self.accepted[i] else "target"
+            for position in range(len(self.ids[i]))
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """One prompt's whole completion."""
+
+    ids: tuple[int, ...]
+    """[L] the emitted tokens."""
+    origin: tuple[Origin, ...]
+    """[L] who wrote each of them."""
+    finish_reason: Finish
+    """Why it ended."""
+    counts: Counts
+    """What its blocks add up to."""
+
+
+def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
+    """Assemble the blocks of a finished run into one output per prompt, in the prompts' order.
+
+    Args:
+        blocks: What `speculate` yielded.
+        prompts: How many prompts it was given.
+
+    Returns:
+        `prompts` outputs.
+
+    Raises:
+        ValueError: if the blocks end before every prompt has finished.
+    """
+    ids: list[list[int]] = [[] for _ in range(prompts)]
+    origin: list[list[Origin]] = [[] for _ in range(prompts)]
+    counts = [Counts() for _ in range(prompts)]
+    finished: list[Finish | None] = [None] * prompts
+    for block in blocks:
+        for i, row in enumerate(block.rows):
+            ids[row] += block.ids[i]
+            origin[row] += block.origin(i)
+            counts[row] += block.counts(i)
+            finished[row] = block.finished[i]
+    outputs = []
+    for row, reason in enumerate(finished):
+        if reason is None:
+            raise ValueError(f"the blocks end before prompt {row} of {prompts} has finished")
+        outputs.append(Output(tuple(ids[row]), tuple(origin[row]), reason, counts[row]))
+    return outputs

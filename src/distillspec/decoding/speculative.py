@@ -1,0 +1,257 @@
+"""The engine: speculative decoding as a generator of blocks.
+
+It deals in ids and knows models only by their protocol. With γ = 0 the same code is
+autoregressive decoding; greedy decoding is sampling from one-hot distributions. Each row draws
+its random numbers from a generator of its own, so its output does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from distillspec.decoding.arguments import check_counts, check_ids, check_pair, own_generators
+from distillspec.decoding.blocks import Block, Finish, Output, collect
+from distillspec.decoding.state import State, advance, draw_uniforms, open_state, ragged
+from distillspec.math.sampling import Sampling, draw
+from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
+from distillspec.models.protocol import LanguageModel, Session
+
+
+def speculate(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    prompts: Sequence[Tensor],
+    *,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    lenience: Lenience = lossless,
+    stop: Sequence[int] | None = None,
+    generators: Sequence[Generator] | None = None,
+) -> Iterator[Block]:
+    """Decode every prompt and yield one block per target call for the whole batch.
+
+    The call itself checks its arguments and runs both models over the prompts; every `next` is
+    one target call. Rows finish at different times and are then dropped from the batch.
+
+    With a `lenience` other than `lossless` the output no longer follows the target's law.
+
+    Args:
+        target: The large model p.
+        draft: The small model q; None only with γ = 0.
+        prompts: One 1-D int64 tensor of ids per row, none empty.
+        gamma: Tokens to draft per block, at most. A block drafts fewer where fewer can be used:
+            never more than the row may still emit minus one, and none past the draft's context.
+        max_new_tokens: Tokens to emit per row, at most; fewer where the target's context ends.
+        sampling: The distribution to sample from, given the target's logits.
+        draft_sampling: The same for the draft; None for the target's.
+        lenience: f in the acceptance test u ≤ f(p)/q.
+        stop: Ids that end a row; None for the target's own. The draft's mean nothing here.
+        generators: One per prompt, the only source of that row's randomness; None for fresh seeds.
+
+    Returns:
+        An iterator of blocks, to be summed or assembled by `collect`.
+
+    Raises:
+        UserError: naming the argument that cannot be used.
+
+    Source:
+        Algorithm A.1 of the paper.
+    """
+    stop = target.eos_ids if stop is None else stop
+    check_counts(gamma, max_new_tokens)
+    check_pair(target, draft, gamma)
+    check_ids(target, prompts, stop)
+    run = _Run(
+        target=target,
+        draft=draft if gamma else None,
+        gamma=gamma,
+        sampling=sampling,
+        draft_sampling=sampling if draft_sampling is None else draft_sampling,
+        lenience=lenience,
+        stop=frozenset(stop),
+    )
+    state = open_state(
+        run.target,
+        run.draft,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        generators=own_generators(generators, len(prompts)),
+    )
+    return _blocks(run, state)
+
+
+def complete(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    prompts: Sequence[Tensor],
+    *,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | None = None,
+    lenience: Lenience = lossless,
+    stop: Sequence[int] | None = None,
+    generators: Sequence[Generator] | None = None,
+) -> list[Output]:
+    """Decode every prompt to its end: `collect` of `speculate`, with the same arguments."""
+    blocks = speculate(
+        target,
+        draft,
+        prompts,
+        gamma=gamma,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        draft_sampling=draft_sampling,
+        lenience=lenience,
+        stop=stop,
+        generators=generators,
+    )
+    return collect(blocks, len(prompts))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What stays the same from block to block."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    gamma: int
+    sampling: Sampling
+    draft_sampling: Sampling
+    lenience: Lenience
+    stop: frozenset[int]
+
+
+def _blocks(run: _Run, state: State) -> Iterator[Block]:
+    # Inference mode begins and ends inside `_block`: it must not leak to the caller at a yield.
+    while state.rows:
+        yield _block(run, state)
+
+
+@torch.inference_mode()
+def _block(run: _Run, state: State) -> Block:
+    """Decode one block of every row: Algorithm A.1, its steps in the paper's order."""
+    pending = state.target.pending  # [B]
+    gammas = [max(0, min(run.gamma, row.left - 1, row.draft_left)) for row in state.rows]
+    lengths = torch.tensor(gammas, device=pending.device)  # [B]
+    uniforms = draw_uniforms(state.rows, 2 * run.gamma + 1).to(pending.device)  # [B, 2γ+1]
+
+    # 1. Draft w ≤ γ tokens y_i ~ q_i; rows that may draft fewer carry meaningless ones behind.
+    drafted, q_rows = _draft(run, state, gammas, uniforms)  # w times [B] and [B, V]
+    width = len(drafted)
+
+    # 2. One target pass over the block gives p_0 … p_w.
+    tokens = torch.stack([pending, *drafted], dim=1)  # [B, w+1]
+    logits = run.target.head(_states(state.target, tokens, lengths + 1))  # [B, w+1, V]
+    p = run.sampling.probabilities(logits)
+    q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
+
+    # 3. and 4. Accept the leading y_i with u_i ≤ f(p_i)/q_i; draw the target's own token.
+    # That token always has the last uniform, so a row does not feel how wide its batch drafts.
+    verdict = verify(
+        p,
+        q,
+        tokens[:, 1:],
+        lengths=lengths,
+        uniforms=torch.cat([uniforms[:, run.gamma : run.gamma + width], uniforms[:, -1:]], dim=1),
+        score=_score(run, logits),
+    )
+
+    # 5. Emit the accepted tokens and the target's own, up to a stop token. Repeat.
+    block = _emit(run, state, gammas, tokens[:, 1:], verdict)
+    advance(state, block)
+    return block
+
+
+def _draft(
+    run: _Run, state: State, gammas: list[int], uniforms: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Draft up to `gammas[row]` tokens per row.
+
+    Returns:
+        w = max(gammas) tensors [B] of tokens, and the w tensors [B, V] they were drawn from.
+    """
+    drafted: list[Tensor] = []
+    q_rows: list[Tensor] = []
+    if run.draft is None or state.draft is None or not any(gammas):
+        return drafted, q_rows
+    every = torch.arange(len(gammas), device=uniforms.device)
+    unseen = [row.unseen if g else [] for row, g in zip(state.rows, gammas, strict=True)]
+    tokens, lengths = ragged(unseen, uniforms.device)  # [B, k], [B]
+    to_draft = torch.tensor(gammas, device=uniforms.device)
+    for i in range(max(gammas)):
+        states = _states(state.draft, tokens, lengths)  # [B, k, H]
+        logits = run.draft.head(states[every, (lengths - 1).clamp_min(0)])  # [B, V]
+        q_rows.append(run.draft_sampling.probabilities(logits))
+        drafted.append(draw(q_rows[-1], uniforms[:, i]))
+        tokens, lengths = drafted[-1][:, None], (to_draft > i + 1).long()
+    return drafted, q_rows
+
+
+def _states(session: Session, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Feed `tokens` and return their [B, k, H] states, zero past a row's length.
+
+    What a model returns there may be nan; zeros keep the head and the sampling on firm ground.
+    """
+    states = session.extend(tokens, lengths)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    return states.masked_fill((columns >= lengths[:, None])[..., None], 0)
+
+
+def _score(run: _Run, logits: Tensor) -> Tensor | None:
+    """Return what replaces p in the acceptance test; None for p itself."""
+    if run.lenience is lossless:
+        return None
+    return lenient_score(logits, run.sampling, run.lenience)
+
+
+def _emit(run: _Run, state: State, gammas: list[int], drafted: Tensor, verdict: Verdict) -> Block:
+    """Bring the verdict of a block home, the one wait for the device, and cut what must be cut."""
+    columns = [drafted, verdict.token[:, None], verdict.accepted[:, None]]
+    cuts = [
+        _cut([*ids[:accepted], token], gamma, row.left, run.stop)
+        for (*ids, token, accepted), gamma, row in zip(
+            torch.cat(columns, dim=1).tolist(), gammas, state.rows, strict=True
+        )
+    ]
+    return Block(
+        rows=tuple(row.prompt for row in state.rows),
+        ids=tuple(cut.ids for cut in cuts),
+        accepted=tuple(cut.accepted for cut in cuts),
+        drafted=tuple(gammas),
+        judged=tuple(cut.judged for cut in cuts),
+        finished=tuple(cut.finished for cut in cuts),
+    )
+
+
+class _Cut(NamedTuple):
+    """One row's part of a block."""
+
+    ids: tuple[int, ...]
+    accepted: int
+    judged: int
+    finished: Finish | None
+
+
+def _cut(ids: list[int], gamma: int, left: int, stop: frozenset[int]) -> _Cut:
+    """End a row's block after its first stop token and count what is emitted.
+
+    Args:
+        ids: The accepted tokens and the target's own, at most `left`.
+        gamma: How many tokens were drafted.
+        left: How many tokens the row may still emit.
+        stop: The ids that end the row.
+    """
+    accepted = len(ids) - 1
+    judged = min(accepted + 1, gamma)  # the accepted ones and, if there is one, the rejected
+    end = next((i + 1 for i, token in enumerate(ids) if token in stop), None)
+    if end is not None:
+        return _Cut(tuple(ids[:end]), min(accepted, end), min(judged, end), "stop")
+    return _Cut(tuple(ids), accepted, judged, "length" if len(ids) == left else None)

@@ -1,0 +1,126 @@
+"""Where a run stands between two blocks: its unfinished rows and the two models' sessions.
+
+This is bookkeeping only. The law of what is emitted is the business of `speculative`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from distillspec.decoding.blocks import Block
+from distillspec.errors import UserError
+from distillspec.models.protocol import LanguageModel, Session
+
+
+@dataclass
+class Row:
+    """Where one unfinished sequence stands."""
+
+    prompt: int
+    """Its index into the prompts."""
+    generator: Generator
+    """The source of its uniforms."""
+    left: int
+    """How many tokens it may still emit."""
+    draft_left: int
+    """How many more tokens the draft's context has room to predict."""
+    unseen: list[int]
+    """What the draft's cache has not seen; the last one is the pending token."""
+
+
+@dataclass
+class State:
+    """What changes from block to block; a session holds one row per entry of `rows`."""
+
+    rows: list[Row]
+    target: Session
+    draft: Session | None
+    """None where no row can ever draft."""
+
+
+@torch.inference_mode()
+def open_state(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    prompts: Sequence[Tensor],
+    *,
+    max_new_tokens: int,
+    generators: Sequence[Generator],
+) -> State:
+    """Run both models over the prompts; the draft only where some row can use it.
+
+    Raises:
+        UserError: if a prompt leaves no room in the target's context.
+    """
+    session = target.open(prompts)
+    rows = []
+    for i, room in enumerate(session.room.tolist()):
+        if room < 1:
+            raise UserError(
+                f"prompt {i} has {len(prompts[i])} tokens, which leaves no room in the context of "
+                f"target {target.name}; shorten the prompt"
+            )
+        left = min(max_new_tokens, room)
+        rows.append(Row(prompt=i, generator=generators[i], left=left, draft_left=0, unseen=[]))
+    state = State(rows, session, None)
+    if draft is not None and any(row.left > 1 for row in rows):
+        state.draft = draft.open(prompts)
+        # With its one unseen token the draft can be fed `room` tokens and so predict as many.
+        room_of, pending = state.draft.room.tolist(), state.draft.pending.tolist()
+        for i, row in enumerate(rows):
+            row.draft_left, row.unseen = room_of[i], [pending[i]]
+    return state
+
+
+def advance(state: State, block: Block) -> None:
+    """Drop the finished rows and bring caches and bookkeeping of the others up to the block."""
+    going = [i for i, finished in enumerate(block.finished) if finished is None]
+    state.rows = [state.rows[i] for i in going]
+    if not going:
+        return
+    target_surplus, draft_surplus = [], []
+    for row, i in zip(state.rows, going, strict=True):
+        ids, g, n = list(block.ids[i]), block.drafted[i], block.accepted[i]
+        row.left -= len(ids)
+        row.draft_left -= len(ids)
+        # The draft wrote g tokens and was fed g - 1 of them: after a full block it lacks two.
+        kept = min(n, g - 1) if g else 0
+        row.unseen = ids[kept:] if g else row.unseen + ids
+        target_surplus.append(g - n)
+        draft_surplus.append(max(g - 1, 0) - kept)
+    pending = [block.ids[i][-1] for i in going]
+    rows = None if len(going) == len(block.rows) else going
+    _settle(state.target, rows, target_surplus, pending)
+    if state.draft is not None:
+        _settle(state.draft, rows, draft_surplus, pending)
+
+
+def _settle(
+    session: Session, rows: list[int] | None, surplus: list[int], pending: list[int]
+) -> None:
+    """Keep `rows` (None for all), forget their surplus, and set their pending tokens."""
+    device = session.pending.device
+    if rows is not None:
+        session.keep(torch.tensor(rows, device=device))
+    if any(surplus):
+        session.rollback(torch.tensor(surplus, device=device))
+    session.pending = torch.tensor(pending, device=device)
+
+
+def draw_uniforms(rows: Sequence[Row], count: int) -> Tensor:
+    """Draw [B, count] float64 uniforms in [0, 1), each row's from its own generator."""
+    sources = [row.generator for row in rows]
+    return torch.stack(
+        [torch.rand(count, generator=g, dtype=torch.float64, device=g.device) for g in sources]
+    )
+
+
+def ragged(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Left-align lists of ids: [B, k] int64, zeros behind, and their lengths [B]."""
+    width = max(len(row) for row in rows)
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    return tokens, torch.tensor([len(row) for row in rows], device=device)
