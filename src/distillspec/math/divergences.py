@@ -236,14 +236,13 @@ class _Pair(NamedTuple):
 
 def _compare(target_logits: Tensor, draft_logits: Tensor, kept: Tensor | None) -> _Pair:
     """Bring logits to the one form every divergence is written in."""
-    if kept is None:
-        wanted = target_logits.shape
-    else:
+    wanted = tuple(target_logits.shape)
+    if kept is not None:
         _check_kept(draft_logits, kept)
-        wanted = (*target_logits.shape[:-1], len(kept))
+        wanted = (*wanted[:-1], len(kept))
     if draft_logits.shape != wanted:
         raise ValueError(
-            f"target logits {tuple(target_logits.shape)} need draft logits {tuple(wanted)}, "
+            f"target logits {tuple(target_logits.shape)} need draft logits {wanted}, "
             f"got {tuple(draft_logits.shape)}"
         )
     dtype = wide_dtype(target_logits, draft_logits)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def acceptance_ratios(p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
@@ -79,17 +82,32 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
     L = len(r)
     # Zeros past the end stand for g = min(γ, L−s−1): wherever a block ends beyond L−1, nothing
     # is left to emit, so all those ends are one outcome.
-    windows = np.lib.stride_tricks.sliding_window_view(np.append(r, np.zeros(gamma)), gamma + 1)
-    windows = windows[:, :gamma]  # [L, γ]: the ratios judged by a block that starts at s
-    reached = np.hstack([np.ones((L, 1)), windows.cumprod(axis=1)])  # [L, γ+1]
-    # Column k: the block ends with k accepted, and the next starts at s+k+1.
-    weights = reached * np.hstack([1 - windows, np.ones((L, 1))])
-    mean, variance = np.zeros(L + gamma + 1), np.zeros(L + gamma + 1)
-    for s in range(L - 1, -1, -1):
-        after = slice(s + 1, s + gamma + 2)
-        mean[s] = 1 + weights[s] @ mean[after]
-        variance[s] = weights[s] @ (variance[after] + (1 + mean[after] - mean[s]) ** 2)
+    judged = _windows(np.append(r, np.zeros(gamma + 1)), gamma + 1)[:L, :gamma]  # [L, γ]
+    reached = np.hstack([np.ones((L, 1)), judged.cumprod(axis=1)])  # [L, γ+1]
+    # Column k: the block from s ends with k accepted, and the next one starts at s+k+1.
+    weights = reached * np.hstack([1 - judged, np.ones((L, 1))])
+    mean = _from_the_end(weights, np.ones(L))
+    spread = 1 + _windows(mean[1:], gamma + 1) - mean[:L, None]  # [L, γ+1]
+    variance = _from_the_end(weights, (weights * spread**2).sum(axis=1))
     return Calls(mean=float(mean[0]), variance=float(variance[0]))
+
+
+def _windows(row: Floats, width: int) -> Floats:
+    """Return every window of `width` neighbours, one a row (a view)."""
+    return np.lib.stride_tricks.sliding_window_view(row, width)
+
+
+def _from_the_end(weights: Floats, constants: Floats) -> Floats:
+    """Solve x[s] = constants[s] + Σ_k weights[s, k] x[s+k+1], with x = 0 past the end.
+
+    Returns:
+        [L + width], the last `width` entries 0.
+    """
+    L, width = weights.shape
+    x = np.zeros(L + width)
+    for s in range(L - 1, -1, -1):
+        x[s] = constants[s] + weights[s] @ x[s + 1 : s + 1 + width]
+    return x
 
 
 def block_efficiency_iid(alpha: float, gamma: int) -> float:
