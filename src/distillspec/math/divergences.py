@@ -48,9 +48,9 @@ def forward_kl(
     if kept is None:
         return _kl(pair.log_p, pair.log_q)
     inside = pair.log_p.logsumexp(-1, keepdim=True)
-    # Where no mass is inside, every P is 0 and so is the sum; the fill keeps −inf − −inf out.
+    # Where no mass is inside, P(K) = 0 makes the value 0; the fill keeps −inf − −inf out.
     log_renormalised = pair.log_p - inside.masked_fill(inside == -math.inf, 0.0)
-    return _kl(log_renormalised, pair.log_q, weight=pair.log_p.exp())
+    return inside.exp().squeeze(-1) * _kl(log_renormalised, pair.log_q)
 
 
 def reverse_kl(
@@ -263,12 +263,16 @@ def _check_kept(draft_logits: Tensor, kept: Tensor) -> None:
         )
 
 
-def _kl(log_a: Tensor, log_b: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Return Σ A (log A − log B) over the last dimension; A replaced by `weight` if given."""
-    a = log_a.exp() if weight is None else weight
+def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """Return Σ A (log A − log B) + (B − A) over the last dimension.
+
+    Σ (B − A) is 0, but keeps every term from going below 0 and takes out, to first order, the
+    rounding of the two normalisers, which is as large as the divergence of a well-trained draft.
+    """
+    a, b = log_a.exp(), log_b.exp()
     # The difference is masked, not the product: 0 · (−inf − −inf) is nan in the gradient even
     # where the product is masked away.
-    return (a * (log_a - log_b).masked_fill(a == 0, 0.0)).sum(-1)
+    return (a * (log_a - log_b).masked_fill(a == 0, 0.0) + (b - a)).sum(-1)
 
 
 def _log(x: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
     # Column k: the block from s ends with k accepted, and the next one starts at s+k+1.
     weights = reached * np.hstack([1 - judged, np.ones((L, 1))])
     mean = _from_the_end(weights, np.ones(L))
-    spread = 1 + _windows(mean[1:], gamma + 1) - mean[:L, None]  # [L, γ+1]
+    spread = 1 + _windows(mean, gamma + 1)[1:] - mean[:L, None]  # [L, γ+1]
     variance = _from_the_end(weights, (weights * spread**2).sum(axis=1))
     return Calls(mean=float(mean[0]), variance=float(variance[0]))
 
