@@ -1,0 +1,74 @@
+"""A row of a data set, its split into training and held-out rows, and their overlap."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from distillspec.errors import UserError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt."""
+
+    id: str
+    """Names the row in messages and results; unique within a file."""
+    prompt: str | tuple[Mapping[str, str], ...]
+    """Plain text, or chat messages ({"role": …, "content": …}) up to the one to be answered."""
+    target: str | None = None
+    """The completion the data set gives (fixed data), if it gives one."""
+    domain: str | None = None
+    """What kind of prompt it is, where the data set says so."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on, and rows to judge by."""
+
+    train: tuple[Row, ...]
+    """Rows the draft may see, in the order they came."""
+    held_out: tuple[Row, ...]
+    """Rows kept for measuring, in the order they came."""
+
+
+def split(rows: Iterable[Row], held_out: float) -> Split:
+    """Split by a hash of each prompt, so that a prompt falls on one side for ever.
+
+    Neither the order of the rows nor adding others moves a row, and rows whose prompts differ only
+    in case or blanks stay together, so the sides cannot overlap. The held-out share is `held_out`
+    in expectation.
+
+    Args:
+        rows: any number of rows.
+        held_out: share of the prompts to hold out, in [0, 1]; 0 holds out none, 1 all.
+
+    Raises:
+        UserError: `held_out` is outside [0, 1].
+    """
+    if not 0 <= held_out <= 1:
+        raise UserError(f"held-out share {held_out}: expected a number from 0 to 1")
+    train: list[Row] = []
+    kept: list[Row] = []
+    for row in rows:
+        digest = hashlib.sha256(normalised(row).encode()).digest()
+        below = int.from_bytes(digest[:8], "big") < held_out * 2**64
+        (kept if below else train).append(row)
+    return Split(tuple(train), tuple(kept))
+
+
+def overlap(train: Iterable[Row], held_out: Iterable[Row]) -> int:
+    """Count the held-out rows whose normalised prompt is also a training row's."""
+    seen = {normalised(row) for row in train}
+    return sum(normalised(row) in seen for row in held_out)
+
+
+def normalised(row: Row) -> str:
+    """Reduce a prompt to what makes it the same prompt: its words, whatever case and blanks."""
+    if isinstance(row.prompt, str):
+        text = row.prompt
+    else:
+        text = "\n".join(f"{m['role']}: {m['content']}" for m in row.prompt)
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
