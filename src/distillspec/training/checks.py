@@ -1,4 +1,4 @@
-"""What a recipe's values must be: one line that names the key, what was given, what was expected."""
+"""What a recipe's values must be: one line that names the key, what came, what was expected."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from distillspec.errors import UserError
-from distillspec.settings import nearest
+from distillspec.errors import UserError, nearest
 
 
 def is_number(value: object) -> bool:

@@ -1,0 +1,65 @@
+"""The frozen target's hidden states, computed once for data that comes back every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.training.data import evaluation_mode
+
+
+def score(target: LanguageModel, batch: Batch) -> Tensor:
+    """Return the target's [N, H] states at the completion positions, in eval mode, no gradient."""
+    with torch.no_grad(), evaluation_mode(target.module):
+        return target.hidden(batch)
+
+
+class HiddenCache:
+    """States of one target on the completions of one list of examples, by example number.
+
+    The target's states are constants, so from the second epoch on fixed data costs no target
+    pass. An example takes length · H numbers of memory: 140,000 tokens of a model with H = 576
+    take 320 MB in float32.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """Start empty; `dtype` is what the states are stored in."""
+        self.dtype = dtype
+        self.passes = 0
+        """How many target passes were needed so far."""
+        self._states: dict[int, Tensor] = {}
+
+    def states(self, target: LanguageModel, indices: Sequence[int], batch: Batch) -> Tensor:
+        """Return the [N, H] states of a batch, scoring only the examples not seen before.
+
+        Args:
+            target: The model; the same in every call.
+            indices: [B] the examples' numbers; a number must always mean the same example.
+            batch: The B examples.
+
+        Raises:
+            ValueError: if a number is given with a completion of another length than before.
+        """
+        missing = [row for row, i in enumerate(indices) if i not in self._states]
+        if missing:
+            new = Batch(
+                tuple(batch.prompts[row] for row in missing),
+                tuple(batch.completions[row] for row in missing),
+            )
+            states = torch.split(score(target, new).to(self.dtype), list(new.lengths))
+            self._states |= {
+                # Cloned: a view would keep the whole batch alive.
+                indices[row]: part.clone()
+                for row, part in zip(missing, states, strict=True)
+            }
+            self.passes += 1
+        found = [self._states[i] for i in indices]
+        if tuple(len(part) for part in found) != batch.lengths:
+            raise ValueError(
+                f"examples {list(indices)} have completions of {batch.lengths} tokens but were "
+                f"stored with {[len(part) for part in found]}"
+            )
+        return torch.cat(found).to(target.dtype)

@@ -1,0 +1,241 @@
+"""The training loop: Algorithm A.2 of the paper as a generator of steps.
+
+Logging, saving and stopping belong to the caller's `for`:
+
+    state = State(draft, batches, recipe, seed=0)
+    for step in islice(distill(target, draft, batches, recipe, state=state), 1000):
+        print(step.loss, step.expected_acceptance)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import UserError
+from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.training.cache import HiddenCache, score
+from distillspec.training.data import Batches, rollout
+from distillspec.training.losses import DistillationLoss, position_weights
+from distillspec.training.randomness import generator, seeded_dropout, uniform
+from distillspec.training.recipes import Recipe, Source
+from distillspec.training.state import State, check_run, only
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where a step's time went."""
+
+    rollout: float
+    """Sampling the completions; next to nothing for fixed data."""
+    target: float
+    """The target's pass over the completions, without its output layer."""
+    draft: float
+    """The draft's pass, both output layers, the divergence and the gradient."""
+    optimizer: float
+    """The update."""
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return self.rollout + self.target + self.draft + self.optimizer
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one update did."""
+
+    step: int
+    """Updates made, this one included."""
+    source: Source
+    """Where the completions came from."""
+    loss: float
+    """The reduced divergence before the update, in nats."""
+    accepted: float | None
+    """Σ over `tokens` positions of Σ_v min(p, q); None where no target was asked."""
+    tokens: int
+    """Completion tokens in the batch."""
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """As applied."""
+    seconds: Seconds
+    """Where the time went."""
+
+    @property
+    def expected_acceptance(self) -> float | None:
+        """The draft's acceptance rate on this step's completions; None if not measured.
+
+        It is the paper's α (Eq. 1) where the completions are the target's.
+        """
+        return None if self.accepted is None else self.accepted / self.tokens
+
+
+def distill(
+    target: LanguageModel | None,
+    draft: LanguageModel,
+    batches: Batches,
+    recipe: Recipe,
+    *,
+    state: State,
+    cache: HiddenCache | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Step]:
+    """Train the draft toward the target, one update per step, without end.
+
+    The draft trains in the mode it is in. Models load in eval mode, which is the paper's dropout
+    of 0; call `draft.module.train()` to train with the dropout of its configuration.
+
+    Args:
+        target: The model to agree with, left as it is; None if the recipe needs none.
+        draft: The model to train, in place.
+        batches: The prompts, with completions where the mixture uses fixed data.
+        recipe: What a step does.
+        state: Where to begin, moved along with every step; made for this draft and recipe.
+        cache: Keeps the target's states of fixed data from epoch to epoch; None not to.
+        clock: Reads seconds.
+
+    Yields:
+        A `Step` after each update.
+
+    Raises:
+        UserError: if the recipe asks for what is not there, or if the loss or its gradient is
+            not finite; the draft then still has the weights from before that step.
+
+    Source:
+        Algorithm A.2.
+    """
+    check_run(target, draft, batches, recipe, state)
+    hard = recipe.divergence.name == "cross_entropy"
+    judge = None if hard else target
+    loss_of = DistillationLoss(
+        draft,
+        recipe.divergence,
+        target_head=None if judge is None else judge.head,
+        precision=recipe.precision,
+    )
+    state.optimizer.zero_grad(set_to_none=True)
+    with only(draft.module, state.parameters):
+        while True:
+            laps = _Laps(clock, draft.device)
+            indices = batches.at(state.step, state.seed)
+            source = recipe.mixture.source(uniform(state.seed, "source", state.step))
+            batch = _complete(target, draft, batches, indices, source, state)
+            laps.end("rollout")
+
+            hidden = None
+            if judge is not None and source == "fixed" and cache is not None:
+                hidden = cache.states(judge, indices, batch)
+            elif judge is not None:
+                hidden = score(judge, batch)
+            laps.end("target")
+
+            weights = position_weights(
+                batch.lengths, recipe.reduction, _emittable(draft, batch) if hard else None
+            )
+            with seeded_dropout(draft.device, state.seed, "dropout", state.step):
+                value, accepted = loss_of(batch, weights, hidden)
+            value.backward()
+            loss = float(value.detach())
+            norm = torch.nn.utils.clip_grad_norm_(state.parameters, recipe.clip or math.inf)
+            _check_finite(state, loss, float(norm))
+            laps.end("draft")
+
+            rate = state.update(state.seconds + laps.total)
+            laps.end("optimizer")
+            state.seconds += laps.total
+            yield Step(
+                step=state.step,
+                source=source,
+                loss=loss,
+                accepted=None if accepted is None else float(accepted),
+                tokens=sum(batch.lengths),
+                gradient_norm=float(norm),
+                learning_rate=rate,
+                seconds=Seconds(**laps.parts),
+            )
+
+
+def sft(draft: LanguageModel, batches: Batches, recipe: Recipe, *, state: State) -> Iterator[Step]:
+    """Fine-tune the draft on hard labels, without a target: the same loop.
+
+    Raises:
+        UserError: as `distill` does, for a recipe other than cross_entropy on fixed data too.
+    """
+    return distill(None, draft, batches, recipe, state=state)
+
+
+def _complete(
+    target: LanguageModel | None,
+    draft: LanguageModel,
+    batches: Batches,
+    indices: tuple[int, ...],
+    source: Source,
+    state: State,
+) -> Batch:
+    """Put completions from `source` to the examples' prompts."""
+    examples = [batches.examples[i] for i in indices]
+    prompts = tuple(example.prompt for example in examples)
+    if source == "fixed":
+        return Batch(prompts, tuple(e.completion for e in examples if e.completion is not None))
+    writer = target if source == "target" else draft
+    if writer is None:
+        raise ValueError("target data without a target")
+    completions = rollout(
+        writer,
+        prompts,
+        max_new_tokens=state.recipe.max_new_tokens,
+        stop=(draft if target is None else target).eos_ids,
+        generators=[
+            generator(state.seed, "rollout", state.step, row) for row in range(len(prompts))
+        ],
+    )
+    return Batch(prompts, completions)
+
+
+def _emittable(draft: LanguageModel, batch: Batch) -> Tensor | None:
+    """Return [N] bool: the labels that the draft's trimmed head has; None if it has all.
+
+    −log q of any other label is infinite whatever the draft does: it cannot be learned.
+    """
+    if draft.kept is None:
+        return None
+    return torch.isin(torch.cat(batch.completions), draft.kept.cpu())
+
+
+def _check_finite(state: State, loss: float, norm: float) -> None:
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    state.optimizer.zero_grad(set_to_none=True)
+    raise UserError(
+        f"step {state.step + 1}: the loss is {loss} and the norm of its gradient {norm}; the draft "
+        "keeps the weights of the step before; try a smaller learning_rate, a clip, or float32"
+    )
+
+
+class _Laps:
+    """Splits a step's time into parts."""
+
+    def __init__(self, clock: Callable[[], float], device: torch.device) -> None:
+        self.parts: dict[str, float] = {}
+        self._clock = clock
+        self._device = device
+        self._last = clock()
+
+    def end(self, part: str) -> None:
+        """Give the time since the last end to `part`."""
+        if self._device.type == "cuda":
+            # Kernels run after the call that launches them has returned.
+            torch.cuda.synchronize(self._device)
+        now = self._clock()
+        self.parts[part] = now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())

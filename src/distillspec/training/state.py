@@ -1,0 +1,200 @@
+"""What a run is at any moment: its optimizer, its step and its seed. Everything else follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import nn
+
+from distillspec.errors import UserError
+from distillspec.models.protocol import LanguageModel
+from distillspec.models.vocabulary import check_same
+from distillspec.training.data import Batches
+from distillspec.training.optimization import Adafactor, Optimizer
+from distillspec.training.recipes import Recipe
+
+# torch squares this floor: 1e-15 gives the 1e-30 of Shazeer & Stern (2018). torch's own default,
+# float32's rounding unit, would swamp the squared gradients of a mean over thousands of tokens.
+_ADAFACTOR_FLOORS = (1e-15, 1e-3)
+
+
+class State:
+    """The moving part of a run; with the draft's weights it is all that a checkpoint needs.
+
+    Coins, rollouts, dropout and the order of the data are functions of `seed` and `step`, so there
+    is no random state to keep.
+    """
+
+    def __init__(
+        self, draft: LanguageModel, batches: Batches, recipe: Recipe, *, seed: int
+    ) -> None:
+        """Start at step 0.
+
+        Args:
+            draft: The model to train; parameters that take no gradient, or that the recipe
+                freezes, are left alone.
+            batches: The data, remembered by its digest.
+            recipe: What the steps will do.
+            seed: From which all randomness of the run follows.
+        """
+        self.recipe = recipe
+        self.seed = seed
+        self.step = 0
+        """Updates made so far."""
+        self.seconds = 0.0
+        """Time spent in steps so far; what the caller does between steps does not count."""
+        self.parameters = trainable(draft.module, recipe.frozen)
+        self.optimizer = make_optimizer(recipe.optimizer, self.parameters, recipe.learning_rate)
+        self._data = batches.digest()
+
+    def update(self, seconds: float) -> float:
+        """Apply the gradients and drop them; `seconds` is the time trained, this step included.
+
+        Returns:
+            The learning rate that was applied.
+
+        Raises:
+            UserError: if Adafactor would cut the rate.
+        """
+        progress = seconds if self.recipe.schedule.unit == "seconds" else self.step + 1
+        rate = self.recipe.learning_rate * self.recipe.schedule.factor(progress)
+        cap = 1 / math.sqrt(self.step + 1)
+        if isinstance(self.recipe.optimizer, Adafactor) and rate > cap:
+            raise UserError(
+                f"step {self.step + 1}: Adafactor caps its rate at 1/√step = {cap:.3g}, below the "
+                f"scheduled {rate:.3g}; give a learning_rate of at most {cap:.3g}, or AdamW"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the draft's weights, as tensors and plain data."""
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "recipe": self.recipe.to_dict(),
+            "data": self._data,
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on where `saved` was taken.
+
+        Args:
+            saved: What `state_dict` returned.
+            allow: The keys of the recipe that may differ, or `data`.
+
+        Raises:
+            UserError: naming what differs from the run that was saved.
+        """
+        mine, theirs = self.recipe.to_dict(), saved["recipe"]
+        changed = [key for key in mine if mine[key] != theirs.get(key)]
+        changed += [] if self._data == saved["data"] else ["data"]
+        refused = [key for key in changed if key not in allow]
+        if refused:
+            told = ", ".join(
+                key if key == "data" else f"{key} was {theirs.get(key)!r} and is {mine[key]!r}"
+                for key in refused
+            )
+            raise UserError(
+                f"the checkpoint belongs to another run ({told}); give the same settings and data, "
+                "or allow the change by name"
+            )
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.seconds, self.seed = saved["step"], saved["seconds"], saved["seed"]
+
+
+def trainable(module: nn.Module, frozen: Collection[str]) -> list[nn.Parameter]:
+    """Return the parameters that take a gradient and match no pattern.
+
+    Raises:
+        UserError: if a pattern matches no parameter, or nothing is left to train.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    for pattern in frozen:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise UserError(
+                f"frozen pattern {pattern!r} matches no parameter; the names are like "
+                f"{', '.join(names[:3])}"
+            )
+    left = [
+        parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and not any(fnmatch(name, pattern) for pattern in frozen)
+    ]
+    if not left:
+        raise UserError(f"nothing is left to train: all {len(names)} parameters are frozen")
+    return left
+
+
+@contextmanager
+def only(module: nn.Module, parameters: Collection[nn.Parameter]) -> Iterator[None]:
+    """Let only these parameters of the module take gradients, and undo that afterwards."""
+    chosen = {id(parameter) for parameter in parameters}
+    others = [p for p in module.parameters() if p.requires_grad and id(p) not in chosen]
+    for parameter in others:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)
+
+
+def make_optimizer(
+    optimizer: Optimizer, parameters: list[nn.Parameter], rate: float
+) -> torch.optim.Optimizer:
+    """Build torch's optimizer from its description."""
+    if isinstance(optimizer, Adafactor):
+        return torch.optim.Adafactor(
+            parameters, lr=rate, eps=_ADAFACTOR_FLOORS, weight_decay=optimizer.weight_decay
+        )
+    return torch.optim.AdamW(
+        parameters,
+        lr=rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+        weight_decay=optimizer.weight_decay,
+    )
+
+
+def check_run(
+    target: LanguageModel | None,
+    draft: LanguageModel,
+    batches: Batches,
+    recipe: Recipe,
+    state: State,
+) -> None:
+    """Refuse a combination that could not train, or would train something else than was asked.
+
+    Raises:
+        UserError: what the user can mend.
+        ValueError: a state or batches that were made for another recipe.
+    """
+    if state.recipe != recipe or batches.batch_size != recipe.batch_size:
+        raise ValueError("the state and the batches must be made for the recipe they are used with")
+    if target is None and (recipe.divergence.name != "cross_entropy" or recipe.mixture.target > 0):
+        raise UserError(
+            f"{recipe.divergence} with a share {recipe.mixture.target} of target data needs a "
+            "target; without one use cross_entropy on fixed data"
+        )
+    lacking = [i for i, e in enumerate(batches.examples) if e.completion is None]
+    if recipe.mixture.fixed > 0 and lacking:
+        raise UserError(
+            f"the mixture uses fixed data, and {len(lacking)} of {len(batches.examples)} examples "
+            f"have no completion (the first is number {lacking[0]}); give them, or set fixed to 0"
+        )
+    if target is not None:
+        check_same(target.vocabulary, draft.vocabulary, names=(target.name, draft.name))
+        theirs = {p.data_ptr() for p in target.module.parameters()}
+        if any(p.data_ptr() in theirs for p in state.parameters):
+            raise ValueError("the draft shares weights with the target: training would change both")
