@@ -1,0 +1,246 @@
+"""A run directory: what was asked, on what, what came of it; written so that nothing is half there.
+
+    runs/demo/
+      run.json         the resolved settings, versions, seed, commit, device, command, time
+      metrics.jsonl    one JSON object a step: counts, never ratios
+      result.json      the verb's result, what `--json` prints
+      …                whatever else the verb writes, and runs within the run, one folder each
+
+Rows of metrics.jsonl, where training wrote them: `step`, `seconds` since the start, `loss` in nats,
+`alpha_sum` and `alpha_count` (their ratio is the expected acceptance of the step), `grad_norm`,
+`learning_rate`, `tokens`, `source`, `seconds_by_part`. A row of an evaluation on held-out prompts
+has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, and for τ at one `gamma` the
+`tokens` and the target `calls`. Imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from distillspec.errors import UserError
+from distillspec.studies.provenance import provenance
+
+RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
+_FORMAT = "distillspec run 1"
+
+Exists = Literal["refuse", "replace", "continue"]
+"""What to do with a folder that holds an earlier run: refuse it, delete that run and start anew, or
+go on with it (its record stays, its metrics grow). Each is refused where the folder holds anything
+but a run of the same verb."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory being written."""
+
+    folder: Path
+    """The directory."""
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        *,
+        verb: str,
+        config: Mapping[str, Any],
+        seed: int,
+        device: str,
+        exists: Exists = "refuse",
+    ) -> Run:
+        """Make the directory and its run.json, or go on with an earlier run.
+
+        Args:
+            folder: the directory; made with its parents.
+            verb: the verb that runs, such as "distill".
+            config: its resolved settings, ready for JSON.
+            seed: where its randomness comes from.
+            device: where it computes, such as "cpu".
+            exists: what to do where `folder` holds an earlier run.
+
+        Raises:
+            UserError: the folder cannot be made, holds other things, or `exists` forbids it.
+        """
+        folder = Path(folder)
+        try:
+            earlier = _earlier(folder, verb, exists)
+            folder.mkdir(parents=True, exist_ok=True)
+            run = cls(folder)
+            if not earlier:
+                about = {"verb": verb, "config": dict(config), "seed": seed, "device": device}
+                run.write_json(RECORD, {"format": _FORMAT, **about, **provenance()})
+        except OSError as error:
+            raise UserError(f"{folder}: cannot hold a run: {error.strerror}") from error
+        return run
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append one row to metrics.jsonl, so that it is there even if the next moment kills us.
+
+        Raises:
+            ValueError: the row holds a NaN or an infinity; the message names its key.
+        """
+        line = _dumps(row, METRICS, indent=None)
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def write_json(self, name: str, value: object) -> Path:
+        """Write `value` as the file `name`, whole or not at all.
+
+        Raises:
+            ValueError: it holds a NaN or an infinity; the message names its key.
+        """
+        return write_text(self.folder / name, _dumps(value, name, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory as read back."""
+
+    folder: Path
+    """The directory."""
+    record: Mapping[str, Any]
+    """run.json."""
+    metrics: tuple[Mapping[str, Any], ...]
+    """metrics.jsonl, without a last line that was cut off while being written."""
+    result: Mapping[str, Any] | None
+    """result.json; None if the run did not end or its verb has none."""
+    children: tuple[StoredRun, ...]
+    """Runs within this run, by the order of their folders' names."""
+
+
+def read_run(folder: str | Path) -> StoredRun:
+    """Read a run directory and the runs directly within it.
+
+    Raises:
+        UserError: it is not a run directory, or a file of it is damaged. A last line of
+            metrics.jsonl without its line end is what an interrupted run leaves, and passes.
+    """
+    folder = Path(folder)
+    if not (folder / RECORD).is_file():
+        found = "holds no run.json" if folder.is_dir() else "no such folder"
+        raise UserError(f"{folder}: {found}; expected the directory of a run (its --out)")
+    record = _read_object(folder / RECORD)
+    if record.get("format") != _FORMAT:
+        raise UserError(f"{folder / RECORD}: not written by this version: expected {_FORMAT!r}")
+    result = _read_object(folder / RESULT) if (folder / RESULT).is_file() else None
+    children = sorted(path.parent for path in folder.glob(f"*/{RECORD}"))
+    return StoredRun(
+        folder, record, _read_metrics(folder / METRICS), result, tuple(map(read_run, children))
+    )
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file whole or not at all: to a temporary name, to the disk, then renamed.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; an earlier file is untouched.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp gives 0600, which would hide results from colleagues
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return path
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows opens no folders; its rename is already durable
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the rename itself
+    finally:
+        os.close(descriptor)
+
+
+def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
+    """Make way for a run; True if it goes on with the one that is there."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    if not folder.is_dir() or not (folder / RECORD).is_file():
+        raise UserError(f"{folder}: exists and is not a run directory; give --out a new folder")
+    record = _read_object(folder / RECORD)
+    if record.get("format") != _FORMAT or record.get("verb") != verb:
+        found = record.get("verb", "something else")
+        raise UserError(
+            f"{folder}: holds a run of {found!r}, not {verb!r}; give --out a new folder"
+        )
+    if exists == "refuse":
+        raise UserError(f"{folder}: holds an earlier run; give --out a new folder, or remove it")
+    if exists == "replace":
+        shutil.rmtree(folder)
+        return False
+    _cut_torn_line(folder / METRICS)
+    return True
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop what an interrupted `log` left of its line, before the next row is glued to it."""
+    if path.is_file():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            write_text(path, whole.decode("utf-8"))
+
+
+def _dumps(value: object, name: str, *, indent: int | None) -> str:
+    for path, number in _numbers(value, ()):
+        if not math.isfinite(number):
+            raise ValueError(
+                f"{name}: {'.'.join(path)} is {number}; only measured numbers are kept"
+            )
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _numbers(value: object, path: tuple[str, ...]) -> Sequence[tuple[tuple[str, ...], float]]:
+    if isinstance(value, float):
+        return [(path, value)]
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return []
+    return [found for key, item in items for found in _numbers(item, (*path, key))]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged, or not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return value
+
+
+def _read_metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
+    if not path.is_file():
+        return ()
+    lines = path.read_bytes().split(b"\n")
+    rows = []
+    # What follows the last line end is empty, or a line that Ctrl-C or a kill cut off.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: damaged, or not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: expected a JSON object")
+        rows.append(row)
+    return tuple(rows)
