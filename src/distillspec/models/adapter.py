@@ -1,0 +1,104 @@
+"""A transformers model, its tokenizer and its head together: the `LanguageModel` of real use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distillspec.models.heads import Head
+from distillspec.models.protocol import Batch
+from distillspec.models.saving import Untrimmed, write_folder
+from distillspec.models.session import CachedSession
+from distillspec.models.text import Tokenizer
+
+
+class Body(Protocol):
+    """What differs between decoder-only and encoder-decoder models."""
+
+    name: str
+    context: int | None
+
+    def open(self, prompts: Sequence[Tensor]) -> CachedSession:
+        """Start one row per prompt (1-D int64 ids)."""
+        ...
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Return the [N, H] states that predict the completion tokens, with gradient."""
+        ...
+
+
+class TransformersModel:
+    """A target or draft; `LanguageModel` in `protocol.py` says what the methods promise."""
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: Tokenizer,
+        body: Body,
+        head: Head,
+        eos_ids: tuple[int, ...],
+        untrimmed: Untrimmed | None = None,
+    ) -> None:
+        """Put the parts together; `wrap` and `surgery.py` find and check them.
+
+        Args:
+            module: The transformers model, output layer included: what is trained and saved.
+            tokenizer: Its tokenizer.
+            body: How to run it up to the last hidden state.
+            head: From there to logits.
+            eos_ids: The ids that end a sequence.
+            untrimmed: The rows a trimmed head was cut from, None for a whole head.
+        """
+        self.module = module
+        self.tokenizer = tokenizer
+        self.name = tokenizer.name
+        self.vocabulary = tokenizer.vocabulary
+        self.kept = head.kept
+        self.eos_ids = eos_ids
+        self.context = body.context
+        self._body = body
+        self._head = head
+        self._untrimmed = untrimmed
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the parameters and the hidden states."""
+        return self.module.dtype
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters."""
+        return self.module.parameters()
+
+    def open(self, prompts: Sequence[Tensor]) -> CachedSession:
+        """Start one row per prompt (1-D int64 ids)."""
+        return self._body.open(prompts)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Map [..., H] hidden states to [..., V] logits, −inf at ids that cannot be emitted."""
+        return self._head.whole(hidden)
+
+    def narrow_head(self, hidden: Tensor) -> Tensor:
+        """Map [..., H] to the [..., K] logits of the kept ids."""
+        return self._head.narrow(hidden)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Return the [N, H] states that predict the completion tokens, with gradient."""
+        return self._body.hidden(batch)
+
+    def save(self, folder: Path) -> None:
+        """Write a complete transformers folder: weights, configs, tokenizer.
+
+        A trimmed head is written whole, its kept rows as trained and the others as they were
+        before trimming, with `kept_ids.json` beside it: plain transformers loads it untrimmed.
+        """
+        write_folder(folder, self.module, self.tokenizer, self._untrimmed)

@@ -1,0 +1,85 @@
+"""Decoder-only transformers models: how rows are opened, extended and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
+from distillspec.models.protocol import Batch
+from distillspec.models.session import CachedSession, Source
+
+
+class CausalBody:
+    """What differs between families, for a decoder-only model; see `Body` in `adapter.py`.
+
+    The body is called without its output layer, with a mask and positions only where rows are
+    padded, so that decoding one sequence costs no more than transformers itself.
+    """
+
+    def __init__(self, module: PreTrainedModel, name: str, context: int | None) -> None:
+        """Take a model, what messages call it, and the most tokens a row can hold.
+
+        Raises:
+            UserError: if the model takes no cache.
+        """
+        self.module = module
+        self.name = name
+        self.context = context
+        self._cache_argument = cache_argument(module.base_model, name)
+
+    @property
+    def batches(self) -> bool:
+        """Rows of different lengths can share a pass: positions are given per row."""
+        return True
+
+    @property
+    def hidden_shape(self) -> tuple[int, torch.dtype]:
+        """H and the type of the hidden states."""
+        return self.module.config.hidden_size, self.module.dtype
+
+    def open(self, prompts: Sequence[Tensor]) -> CachedSession:
+        """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
+        if any(len(prompt) == 0 for prompt in prompts):
+            raise ValueError("a prompt needs at least one token")
+        tokens = pad_sequence(
+            [prompt.to(self.module.device) for prompt in prompts], batch_first=True
+        )
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.module.device)
+        pending = tokens.gather(1, lengths[:, None] - 1)[:, 0]
+        session = CachedSession(self, RaggedCache(len(prompts)), pending)
+        session.extend(tokens, lengths - 1)
+        return session
+
+    def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
+        """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
+        k = tokens.shape[1]
+        arguments = {"input_ids": tokens, "use_cache": True, self._cache_argument: cache.cache}
+        if cache.padded:
+            limit = UNBOUNDED if self.context is None else self.context
+            arguments["attention_mask"] = cache.mask(k, tokens.device)
+            arguments["position_ids"] = cache.positions(k, limit, tokens.device)
+        hidden: Tensor = self.module.base_model(**arguments).last_hidden_state
+        return hidden
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Return the [N, H] states that predict the completion tokens, with gradient.
+
+        Rows are padded at the right, where causal attention never looks, so no mask is needed; the
+        last completion token predicts nothing and is left out.
+        """
+        rows = [
+            torch.cat([prompt, completion[:-1]]).to(self.module.device)
+            for prompt, completion in zip(batch.prompts, batch.completions, strict=True)
+        ]
+        tokens = pad_sequence(rows, batch_first=True)
+        states = self.module.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        wanted = [
+            states[i, len(prompt) - 1 : len(prompt) - 1 + n]
+            for i, (prompt, n) in enumerate(zip(batch.prompts, batch.lengths, strict=True))
+        ]
+        return torch.cat(wanted)

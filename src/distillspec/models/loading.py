@@ -1,0 +1,193 @@
+"""Models from a folder, a hub name or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from distillspec.errors import UserError
+from distillspec.models.adapter import TransformersModel
+from distillspec.models.quiet import quiet
+from distillspec.models.saving import read_kept
+from distillspec.models.text import Tokenizer
+from distillspec.models.vocabulary import check_same
+from distillspec.models.wrapping import assemble, refuse_dtype
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model is, in the terms of transformers."""
+
+    name: str
+    """What the user typed, for messages."""
+    source: str
+    """A folder or a hub name."""
+    gguf: str | None
+    """A GGUF file in the folder."""
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """What `from_pretrained` needs beside the source."""
+        return {} if self.gguf is None else {"gguf_file": self.gguf}
+
+
+def load(
+    path_or_name: str | Path, *, dtype: torch.dtype | None = None, device: str = "cpu"
+) -> TransformersModel:
+    """Load a model for decoding or training.
+
+    Args:
+        path_or_name: A local folder, a GGUF file, or a name on the hub.
+        dtype: The type of the parameters; None for the one they are stored in (float32 for GGUF).
+        device: Where to put them, such as "cpu" or "cuda".
+
+    Raises:
+        UserError: if there is no such model, or it is one that we refuse.
+    """
+    place = _find(path_or_name)
+    config = _read_config(place)
+    return _load(place, config, _read_tokenizer(place, config), dtype, device)
+
+
+def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
+    """Load a model's tokenizer alone.
+
+    Raises:
+        UserError: if there is no such model, or it has no tokenizer.
+    """
+    place = _find(path_or_name)
+    return _read_tokenizer(place, _read_config(place))
+
+
+def load_pair(
+    target: str | Path,
+    draft: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+) -> tuple[TransformersModel, TransformersModel]:
+    """Load a target and its draft, after checking from their tokenizers that they fit.
+
+    Raises:
+        UserError: if the vocabularies differ, before any weight is read; and as `load`.
+    """
+    places = [_find(target), _find(draft)]
+    configs = [_read_config(place) for place in places]
+    tokenizers = [_read_tokenizer(*pair) for pair in zip(places, configs, strict=True)]
+    check_same(
+        tokenizers[0].vocabulary,
+        tokenizers[1].vocabulary,
+        names=(tokenizers[0].name, tokenizers[1].name),
+    )
+    if configs[0].is_encoder_decoder != configs[1].is_encoder_decoder:
+        kinds = ["encoder-decoder" if c.is_encoder_decoder else "decoder-only" for c in configs]
+        raise UserError(
+            f"target {places[0].name} is {kinds[0]} and draft {places[1].name} is {kinds[1]}: "
+            "both must be of the same kind"
+        )
+    first, second = (
+        _load(*parts, dtype, device) for parts in zip(places, configs, tokenizers, strict=True)
+    )
+    return first, second
+
+
+def _find(path_or_name: str | Path) -> _Place:
+    """Tell a folder, a GGUF file and a hub name apart."""
+    name = str(path_or_name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UserError(
+                f"{name} is not a model: expected a folder with config.json, weights and "
+                "tokenizer, as save_pretrained writes it"
+            )
+        return _Place(name, str(path), None)
+    if path.is_file() and path.suffix == ".gguf":
+        if find_spec("gguf") is None:
+            raise UserError(
+                f"reading {name} needs the package gguf: pip install 'distillspec[gguf]'"
+            )
+        return _Place(name, str(path.parent), path.name)
+    if path.is_file():
+        raise UserError(
+            f"{name} is a file but not a GGUF file: give a model folder or a .gguf file"
+        )
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(f"{name} does not exist: give a model folder, a .gguf file or a hub name")
+    return _Place(name, name, None)
+
+
+def _read_config(place: _Place) -> PreTrainedConfig:
+    with _explained(place, "config"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(place.source, **place.arguments)
+    return config
+
+
+def _read_tokenizer(place: _Place, config: PreTrainedConfig) -> Tokenizer:
+    with _explained(place, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(place.source, **place.arguments)
+    return Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
+
+
+def _load(
+    place: _Place,
+    config: PreTrainedConfig,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype | None,
+    device: str,
+) -> TransformersModel:
+    """Read the weights and put the model together."""
+    refuse_dtype(config, dtype, place.name)
+    family: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    wanted = dtype if dtype is not None else torch.float32 if place.gguf else "auto"
+    with _explained(place, "model"):
+        module, report = family.from_pretrained(
+            place.source, dtype=wanted, output_loading_info=True, **place.arguments
+        )
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        raise UserError(
+            f"{place.name} lacks weights of a {type(module).__name__}, {lacking[0]} among "
+            f"{len(lacking)}: the folder is incomplete or not a language model"
+        )
+    if place.gguf:
+        _forget_quantization(module)
+    kept = None if place.gguf else read_kept(Path(place.source))
+    return assemble(module.to(device), tokenizer, kept)
+
+
+def _forget_quantization(module: PreTrainedModel) -> None:
+    """Make a model that was unpacked from a GGUF file an ordinary one, which can be saved."""
+    if not all(parameter.is_floating_point() for parameter in module.parameters()):
+        raise TypeError("the GGUF file was loaded without unpacking its weights")
+    for attribute in ("quantization_config", "_pre_quantization_dtype"):
+        if attribute in vars(module.config):
+            delattr(module.config, attribute)
+    for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
+        if attribute in vars(module):
+            delattr(module, attribute)
+
+
+@contextmanager
+def _explained(place: _Place, what: str) -> Iterator[None]:
+    """Silence transformers' chatter and turn its errors into one line."""
+    try:
+        with quiet():
+            yield
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"cannot read the {what} of {place.name}: {first}") from error

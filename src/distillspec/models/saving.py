@@ -1,0 +1,135 @@
+"""What a saved model looks like on disk, whole heads and trimmed ones alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distillspec.errors import UserError
+from distillspec.models.quiet import quiet
+from distillspec.models.text import Tokenizer
+
+KEPT_FILE = "kept_ids.json"
+"""Beside a trimmed draft: {"kept_ids": [ascending ids]}."""
+
+
+class _Outer(Protocol):
+    """How transformers names the output layer."""
+
+    def get_output_embeddings(self) -> nn.Module | None: ...
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None: ...
+
+
+@dataclass(frozen=True)
+class Untrimmed:
+    """What a trimmed head was cut from. It is not trained and only fills the gaps when saving."""
+
+    kept: Tensor
+    """[K] int64 ascending ids of the rows that were kept."""
+    weight: Tensor
+    """[R, H] all rows of the output layer."""
+    bias: Tensor | None
+    """[R] the output layer's bias, if it has one."""
+
+
+def output_layer(module: PreTrainedModel, name: str) -> nn.Linear:
+    """Return the linear layer from hidden states to logits.
+
+    Raises:
+        UserError: naming the model, if it has none that we could apply ourselves.
+    """
+    layer = cast(_Outer, module).get_output_embeddings()
+    if not isinstance(layer, nn.Linear):
+        raise UserError(
+            f"{name} ({type(module).__name__}) has no plain output layer over its vocabulary: "
+            "use a causal or sequence-to-sequence language model"
+        )
+    return layer
+
+
+def trim_head(module: PreTrainedModel, kept: Tensor, name: str) -> Untrimmed:
+    """Replace the output layer by one with only the rows of `kept`, untied from the embedding.
+
+    Args:
+        module: Changed in place; its input embedding stays whole.
+        kept: [K] int64 ascending ids.
+        name: What messages call the model.
+    """
+    whole = output_layer(module, name)
+    bias = None if whole.bias is None else whole.bias.detach().cpu().clone()
+    untrimmed = Untrimmed(kept.cpu(), whole.weight.detach().cpu().clone(), bias)
+    narrow = nn.Linear(
+        whole.in_features,
+        len(kept),
+        bias=bias is not None,
+        device="meta",
+        dtype=whole.weight.dtype,
+    )
+    rows = kept.to(whole.weight.device)
+    narrow.weight = nn.Parameter(whole.weight.detach()[rows].clone())
+    if whole.bias is not None:
+        narrow.bias = nn.Parameter(whole.bias.detach()[rows].clone())
+    cast(_Outer, module).set_output_embeddings(narrow)
+    # T5's configs use this flag to say whether hidden states are scaled, tied or not
+    if not hasattr(module.config, "scale_decoder_outputs"):
+        module.config.tie_word_embeddings = False
+    key = f"{_prefix(module, narrow)}.weight"
+    tied = module.all_tied_weights_keys.items()
+    module.all_tied_weights_keys = {a: b for a, b in tied if key not in (a, b)}
+    return untrimmed
+
+
+def write_folder(
+    folder: Path, module: PreTrainedModel, tokenizer: Tokenizer, untrimmed: Untrimmed | None
+) -> None:
+    """Write weights, configs, tokenizer and, for a trimmed head, `kept_ids.json`."""
+    state = None if untrimmed is None else _whole_state(module, untrimmed, tokenizer.name)
+    with quiet():
+        module.save_pretrained(folder, state_dict=state)
+    if untrimmed is not None:
+        kept = {"kept_ids": untrimmed.kept.tolist()}
+        (folder / KEPT_FILE).write_text(json.dumps(kept), encoding="utf-8")
+    tokenizer.save(folder)
+
+
+def read_kept(folder: Path) -> Tensor | None:
+    """Return the [K] int64 kept ids of a trimmed draft's folder, None for any other folder.
+
+    Raises:
+        UserError: if the file is there and does not hold ascending ids.
+    """
+    file = folder / KEPT_FILE
+    if not file.exists():
+        return None
+    try:
+        ids = json.loads(file.read_text(encoding="utf-8"))["kept_ids"]
+        kept = torch.tensor(ids, dtype=torch.int64)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f'{file}: expected {{"kept_ids": [ids]}}: {error}') from error
+    if kept.dim() != 1 or len(kept) == 0 or bool((kept.diff() <= 0).any()) or int(kept[0]) < 0:
+        raise UserError(f"{file}: kept_ids must be a list of ascending ids")
+    return kept
+
+
+def _whole_state(module: PreTrainedModel, untrimmed: Untrimmed, name: str) -> dict[str, Tensor]:
+    """Return the state dict with the trimmed head's rows put back among the others."""
+    prefix = _prefix(module, output_layer(module, name))
+    state: dict[str, Tensor] = dict(module.state_dict())
+    for part, rows in (("weight", untrimmed.weight), ("bias", untrimmed.bias)):
+        if rows is not None:
+            trained = state[f"{prefix}.{part}"].detach().cpu()
+            whole = rows.to(trained.dtype).index_copy(0, untrimmed.kept, trained)
+            state[f"{prefix}.{part}"] = whole
+    return state
+
+
+def _prefix(module: nn.Module, layer: nn.Module) -> str:
+    """Return the name of a layer within a module."""
+    return next(str(name) for name, part in module.named_modules() if part is layer)

@@ -1,0 +1,207 @@
+"""From a transformers model in memory to a `LanguageModel`, refusing what would go wrong later.
+
+Two kinds of model would give wrong text instead of an error: those whose state cannot be rolled
+back, and those that do to their logits something we do not know of. The first are refused by their
+structure, and both by a trial on four tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from distillspec.errors import UserError
+from distillspec.models.adapter import Body, TransformersModel
+from distillspec.models.causal import CausalBody
+from distillspec.models.heads import Head
+from distillspec.models.saving import Untrimmed, output_layer, trim_head
+from distillspec.models.seq2seq import Seq2SeqBody
+from distillspec.models.text import Tokenizer
+
+TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01}
+"""How far the trial's logits may be off, relative in the 2-norm; wrong ones are off by about 1."""
+HALF_TOLERANCE = 0.25
+"""The same in 16 bits, where one rounding may send a token to another expert."""
+
+
+def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformersModel:
+    """Make a `LanguageModel` of a model in memory.
+
+    Args:
+        module: A causal or sequence-to-sequence language model of transformers.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        UserError: naming the model, if it cannot serve as a target or draft.
+    """
+    name = module.name_or_path or type(module).__name__
+    encoder_decoder = bool(module.config.is_encoder_decoder)
+    return assemble(module, Tokenizer(tokenizer, encoder_decoder, name))
+
+
+def assemble(
+    module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None = None
+) -> TransformersModel:
+    """Check a model, trim its head to `kept` if given, and put the parts together.
+
+    Raises:
+        UserError: naming the model, if it cannot serve as a target or draft.
+    """
+    name = tokenizer.name
+    refuse_state(module, name)
+    refuse_dtype(module.config, module.dtype, name)
+    untrimmed = None if kept is None else trim_head(module, kept, name)
+    return put_together(module, tokenizer, untrimmed)
+
+
+def put_together(
+    module: PreTrainedModel, tokenizer: Tokenizer, untrimmed: Untrimmed | None
+) -> TransformersModel:
+    """Find the parts of a model that has been checked, and try them.
+
+    Raises:
+        UserError: naming the model, if the trial fails.
+    """
+    head = _head(module, tokenizer, None if untrimmed is None else untrimmed.kept)
+    body = _body(module, tokenizer)
+    eos_ids = _eos_ids(module, tokenizer)
+    model = TransformersModel(module, tokenizer, body, head, eos_ids, untrimmed)
+    _try(model)
+    return model
+
+
+def refuse_state(module: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose state cannot be rolled back.
+
+    Raises:
+        UserError: naming the model and what it keeps.
+    """
+    layers = DynamicCache(config=module.config).layers
+    kinds = {type(layer).__name__ for layer in layers if not isinstance(layer, DynamicLayer)} - {
+        "DummyLayer"
+    }
+    if module._is_stateful or kinds:
+        kept = f" ({', '.join(sorted(kinds))})" if kinds else ""
+        raise UserError(
+            f"{name} ({type(module).__name__}) keeps a recurrent state{kept}, which cannot forget "
+            "rejected tokens: use a transformer whose layers all have a key-value cache"
+        )
+
+
+def refuse_dtype(config: PreTrainedConfig, dtype: torch.dtype | None, name: str) -> None:
+    """Refuse T5 in float16, where its activations overflow (transformers#14189).
+
+    Raises:
+        UserError: naming the model.
+    """
+    relative = getattr(config, "relative_attention_num_buckets", None) is not None
+    if config.is_encoder_decoder and relative and dtype == torch.float16:
+        raise UserError(
+            f"{name} is a T5 model, which overflows in float16: use bfloat16 or float32"
+        )
+
+
+def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
+    config = module.config.get_text_config(decoder=True)
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    if not module.config.is_encoder_decoder:
+        return CausalBody(module, tokenizer.name, context)
+    generation = getattr(module, "generation_config", None)
+    starts = [
+        getattr(settings, "decoder_start_token_id", None)
+        for settings in (module.config, generation)
+        if settings is not None
+    ]
+    # T5 configs before the setting existed start from the padding token
+    starts.append(module.config.pad_token_id)
+    start = next((i for i in starts if i is not None), None)
+    if start is None:
+        raise UserError(f"{tokenizer.name} has no decoder_start_token_id in its config: add it")
+    return Seq2SeqBody(module, tokenizer.name, context, start)
+
+
+def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) -> Head:
+    config = module.config
+    scaled = bool(getattr(config, "scale_decoder_outputs", False))
+    divisor = getattr(config, "logits_scaling", None)
+    factor = getattr(config, "logit_scale", None)
+    bias: Tensor | None = getattr(module, "final_logits_bias", None)
+    if bias is not None:
+        bias = bias[0] if kept is None else bias[0, kept.to(bias.device)]
+    return Head(
+        output_layer(module, tokenizer.name),
+        tokenizer.vocabulary,
+        kept=kept,
+        before=config.hidden_size**-0.5 if scaled else 1.0,
+        after=(1.0 if factor is None else factor) / (1.0 if divisor is None else divisor),
+        cap=getattr(config, "final_logit_softcapping", None),
+        bias=bias,
+    )
+
+
+def _eos_ids(module: PreTrainedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Collect the ids that end a sequence: the generation settings', else the config's.
+
+    A chat model's turn also ends with its tokenizer's own end-of-sequence token.
+    """
+    generation = getattr(module, "generation_config", None)
+    found = None if generation is None else generation.eos_token_id
+    if found is None:
+        found = module.config.eos_token_id
+    ids = [] if found is None else list(found) if isinstance(found, list) else [found]
+    if (tokenizer.chat or not ids) and tokenizer.eos_id is not None:
+        ids.append(tokenizer.eos_id)
+    return tuple(i for i in dict.fromkeys(ids) if 0 <= i < tokenizer.vocabulary.size)
+
+
+@torch.no_grad()
+def _try(model: TransformersModel) -> None:
+    """Compare cached, rolled-back logits of four tokens with the model's own uncached ones.
+
+    Raises:
+        UserError: naming the model, if they differ or the model cannot be run like this.
+    """
+    module, training = model.module, model.module.training
+    module.train(False)
+    try:
+        ids = torch.arange(4, device=model.device) * (model.vocabulary.size // 4)
+        ours, theirs = _logits_with_rollback(model, ids), _logits_plain(model, ids)
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
+        raise UserError(
+            f"{model.name} ({type(module).__name__}) cannot be decoded with a key-value cache that "
+            f"is rolled back: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        module.train(training)
+    off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+    if not off <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
+        raise UserError(
+            f"{model.name} ({type(module).__name__}) gives other logits after a rollback, or "
+            f"treats its logits in an unknown way (off by {off:.2g}): it cannot be used"
+        )
+
+
+def _logits_with_rollback(model: TransformersModel, ids: Tensor) -> Tensor:
+    """Feed a wrong token, forget it, and return the logits after the right ones."""
+    session = model.open([ids[:2]])
+    one = torch.ones(1, dtype=torch.int64, device=ids.device)
+    wrong = torch.stack([session.pending, ids[:1]], dim=1)
+    session.extend(wrong, one * 2)
+    session.rollback(one)
+    return model.narrow_head(session.extend(ids[None, 2:], one * 2)[0, -1]).float()
+
+
+def _logits_plain(model: TransformersModel, ids: Tensor) -> Tensor:
+    """Return the transformers model's own logits of the same sequence."""
+    module = model.module
+    if module.config.is_encoder_decoder:
+        start = model.open([ids[:2]]).pending[:, None]
+        logits = module(
+            input_ids=ids[None, :2], decoder_input_ids=torch.cat([start, ids[None, 2:]], dim=1)
+        ).logits[0, -1]
+    else:
+        logits = module(input_ids=ids[None]).logits[0, -1]
+    rows: Tensor = logits if model.kept is not None else logits[: model.vocabulary.size]
+    return rows.float()
