@@ -1,1 +1,1 @@
-"""."""
+"""Training: recipes as data, a loop as a generator of steps, checkpoints written whole."""

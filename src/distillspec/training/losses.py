@@ -220,10 +220,11 @@ class _Chunked(torch.autograd.Function):
                     for total, grad in zip(d_parameters, grads[1:], strict=True)
                 ]
         ctx.save_for_backward(d_hidden, *d_parameters)
-        return (
-            torch.stack(values).sum(),
-            torch.stack(accepted).cpu().double().sum() if accepted else None,
-        )
+        if not accepted:
+            return torch.stack(values).sum(), None
+        total_accepted = torch.stack(accepted).cpu().double().sum()
+        ctx.mark_non_differentiable(total_accepted)
+        return torch.stack(values).sum(), total_accepted
 
     @staticmethod
     @once_differentiable
