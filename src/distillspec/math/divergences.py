@@ -70,7 +70,8 @@ def reverse_kl(
         ValueError: If the shapes disagree.
     """
     pair = _compare(target_logits, draft_logits, kept)
-    return _kl(pair.log_q, pair.log_p)
+    # Outside K the draft has nothing, and the terms of `_kl` there are the target's mass.
+    return _kl(pair.log_q, pair.log_p) + pair.outside
 
 
 def jsd(
