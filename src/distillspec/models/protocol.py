@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from distillspec.models.vocabulary import Vocabulary
 
 
@@ -62,7 +65,7 @@ class Session(Protocol):
         """Keep only `rows` ([B'] int64 indices, in that order) and drop the others."""
         ...
 
-    def join(self, session: Session) -> None:
+    def join(self, session: Self) -> None:
         """Append the rows of another session of the same model."""
         ...
 
@@ -83,6 +86,21 @@ class LanguageModel(Protocol):
     """The ids that end a sequence of this model."""
     kept: Tensor | None
     """[K] int64 ascending ids of a trimmed head, None for a whole one."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What holds the parameters: what is trained, frozen and switched between modes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the hidden states."""
+        ...
 
     def open(self, prompts: Sequence[Tensor]) -> Session:
         """Start one row per prompt (1-D int64 ids).

@@ -16,12 +16,16 @@ from distillspec.models.protocol import Batch
 from distillspec.models.session import CachedSession, Source, check_batch
 
 
-class _Stacks(Protocol):
+class Stacks(Protocol):
     """The two halves of an encoder-decoder model, as transformers names them."""
 
-    def get_encoder(self) -> nn.Module: ...
+    def get_encoder(self) -> nn.Module:
+        """Return the encoder."""
+        ...
 
-    def get_decoder(self) -> nn.Module: ...
+    def get_decoder(self) -> nn.Module:
+        """Return the decoder."""
+        ...
 
 
 class Seq2SeqBody:
@@ -49,7 +53,7 @@ class Seq2SeqBody:
         self.context = context
         self.start_id = start_id
         # The stacks are looked up at each call, so that a wrapper put around them is not bypassed
-        self._stacks = cast(_Stacks, module)
+        self._stacks = cast(Stacks, module)
         decoder = self._stacks.get_decoder()
         self._cache_argument = cache_argument(decoder, name)
         accepted = inspect.signature(decoder.forward).parameters

@@ -30,7 +30,7 @@ class Raw:
     """The prompt, rendered by whoever made it."""
 
 
-Prompt = str | Raw | Messages
+Prompt: TypeAlias = str | Raw | Messages
 """A string is a user's message to a chat model and plain text to any other model."""
 
 
