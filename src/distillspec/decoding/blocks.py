@@ -1,7 +1,7 @@
 """What the engine counted: blocks as they come, counts that add up, outputs assembled from them.
 
 Counts are kept, never ratios: ratios of sums are taken once, at the end. Nothing here knows a
-model, and nothing here needs torch.
+model.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
 
 Origin: TypeAlias = Literal["draft", "target"]
 """Which model wrote a token: the draft (and the target accepted it) or the target itself."""
@@ -83,6 +86,9 @@ class Block:
     """[B] emitted positions at which a drafted token was accepted or rejected."""
     finished: tuple[Finish | None, ...]
     """[B] why the row ends with this block, None if it goes on."""
+    states: tuple[Tensor, ...]
+    """[B] the target's [n, H] hidden states that predicted the n emitted tokens: verification has
+    computed them, and whoever scores the output needs no second pass."""
 
     def counts(self, i: int) -> Counts:
         """Return the counts of the block's i-th row."""
@@ -114,6 +120,8 @@ class Output:
     """Why it ended."""
     counts: Counts
     """What its blocks add up to."""
+    states: Tensor
+    """[L, H] the target's hidden states that predicted each of them."""
 
 
 def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
@@ -133,15 +141,21 @@ def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
     origin: list[list[Origin]] = [[] for _ in range(prompts)]
     counts = [Counts() for _ in range(prompts)]
     finished: list[Finish | None] = [None] * prompts
+    states: list[list[Tensor]] = [[] for _ in range(prompts)]
     for block in blocks:
         for i, row in enumerate(block.rows):
             ids[row] += block.ids[i]
             origin[row] += block.origin(i)
             counts[row] += block.counts(i)
             finished[row] = block.finished[i]
+            states[row].append(block.states[i])
     outputs = []
     for row, reason in enumerate(finished):
         if reason is None:
             raise ValueError(f"the blocks end before prompt {row} of {prompts} has finished")
-        outputs.append(Output(tuple(ids[row]), tuple(origin[row]), reason, counts[row]))
+        outputs.append(
+            Output(
+                tuple(ids[row]), tuple(origin[row]), reason, counts[row], torch.cat(states[row])
+            )
+        )
     return outputs

@@ -32,6 +32,15 @@ class HiddenCache:
         """How many target passes were needed so far."""
         self._states: dict[int, Tensor] = {}
 
+    def fill(self, indices: Sequence[int], states: Sequence[Tensor]) -> None:
+        """Keep states that are known already, such as those the engine verified its output with.
+
+        Args:
+            indices: The examples' numbers.
+            states: [length, H] each, at their completion positions.
+        """
+        self._states |= {i: part.to(self.dtype) for i, part in zip(indices, states, strict=True)}
+
     def states(self, target: LanguageModel, indices: Sequence[int], batch: Batch) -> Tensor:
         """Return the [N, H] states of a batch, scoring only the examples not seen before.
 

@@ -1,0 +1,97 @@
+"""The command line: a mapping from verb to settings and function, and nothing more.
+
+    distillspec VERB [flags]
+
+Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 2 a user's error told
+in one line, 130 interrupted. The functions are imported when their verb is called, because torch
+takes seconds to import and `--help` must not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import distillspec
+from distillspec.commands import settings as verbs
+from distillspec.errors import UserError, nearest
+from distillspec.settings import parse
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the command line."""
+
+    settings: type[Any]
+    """Its settings; the docstring is its help."""
+    module: str
+    """The module of its function, in `distillspec.commands`."""
+    function: str = "run"
+    """The function: settings -> result."""
+
+
+VERBS = {
+    "demo": Verb(verbs.Demo, "demo"),
+    "new-draft": Verb(verbs.NewDraft, "new_draft"),
+    "sft": Verb(verbs.Sft, "train", "run_sft"),
+    "distill": Verb(verbs.Distill, "train", "run_distill"),
+    "generate": Verb(verbs.Generate, "generate"),
+    "measure": Verb(verbs.Measure, "measure"),
+    "decode": Verb(verbs.Decode, "decode"),
+    "report": Verb(verbs.Report, "report"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        print(f"distillspec: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("distillspec: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        print(distillspec.__version__)
+        return 0
+    if name not in VERBS:
+        raise UserError(f"unknown verb {name!r}; {nearest(name, VERBS)}")
+    verb = VERBS[name]
+    parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
+    module = import_module(f"distillspec.commands.{verb.module}")
+    result = getattr(module, verb.function)(parsed.settings)
+    shown = json.dumps(result, ensure_ascii=False, allow_nan=False)
+    print(shown if parsed.json else module.tell(result))
+    return 0
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    lines = [
+        f"  {name:<{width}}  {(verb.settings.__doc__ or '').strip().splitlines()[0]}"
+        for name, verb in VERBS.items()
+    ]
+    return "\n".join(
+        [
+            "usage: distillspec VERB [flags]",
+            "",
+            (distillspec.__doc__ or "").strip(),
+            "",
+            *lines,
+            "",
+            "distillspec VERB --help lists the flags of a verb.",
+        ]
+    )

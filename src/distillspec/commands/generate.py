@@ -1,0 +1,60 @@
+"""`generate`: the target's answers, written as fixed data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, sampling_of
+from distillspec.commands.progress import bar
+from distillspec.commands.settings import Generate
+from distillspec.models import load
+from distillspec.studies.outputs import complete_all, seeded
+from distillspec.studies.store import write_text
+from distillspec.tasks import read_prompts
+
+
+def run(settings: Generate) -> dict[str, Any]:
+    """Decode every prompt and write the file, whole or not at all."""
+    sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    rows = read_prompts(settings.prompts, limit=settings.limit)
+    target = load(
+        settings.target, dtype=dtype_of(settings.dtype), device=device_of(settings.device)
+    )
+    prompts = prompt_ids(target.tokenizer, rows)
+    with bar("target data") as report:
+        outputs = complete_all(
+            target,
+            prompts,
+            sampling=sampling,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            generators=seeded(settings.seed, len(prompts)),
+            report=report,
+        )
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {
+            "id": row.id,
+            **({"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}),
+            "target": target.tokenizer.decode(output.ids),
+            "target_ids": output.ids,
+            "finish_reason": output.finish_reason,
+        }
+        for row, output in zip(rows, outputs, strict=True)
+    ]
+    write_text(settings.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return {
+        "out": str(settings.out),
+        "prompts": len(outputs),
+        "tokens": sum(len(output.ids) for output in outputs),
+        "stopped": sum(output.finish_reason == "stop" for output in outputs),
+    }
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Say what was written."""
+    return (
+        f"{result['out']}: {result['prompts']} answers, {result['tokens']} tokens, "
+        f"{result['stopped']} ended by themselves"
+    )

@@ -1,0 +1,71 @@
+"""What the verbs share: loading models and prompts as their settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import UserError
+from distillspec.math.sampling import Sampling
+from distillspec.models.text import Tokenizer
+from distillspec.tasks import Row
+from distillspec.training.data import Example
+
+
+def device_of(setting: str) -> str:
+    """Read `auto`, `cpu`, `cuda`, `cuda:1` and return the name of the device.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    if setting == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=setting)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"device {setting!r} cannot be used: {first}") from error
+    return setting
+
+
+def dtype_of(setting: str) -> torch.dtype | None:
+    """Read a dtype by name; `auto` is None, the type the weights are stored in."""
+    return (
+        None
+        if setting == "auto"
+        else {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+        }[setting]
+    )
+
+
+def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling:
+    """Make sampling settings of three flags."""
+    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+def prompt_ids(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Tensor]:
+    """Make the ids of every row's prompt.
+
+    Raises:
+        UserError: naming the row whose prompt cannot be used.
+    """
+    ids = []
+    for row in rows:
+        try:
+            ids.append(tokenizer.prompt(row.prompt))
+        except UserError as error:
+            raise UserError(f"{row.id}: {error}") from error
+    return ids
+
+
+def examples(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Example]:
+    """Make training examples, with a completion where the row has a target."""
+    return [
+        Example(prompt, None if row.target is None else tokenizer.completion(row.target))
+        for prompt, row in zip(prompt_ids(tokenizer, rows), rows, strict=True)
+    ]

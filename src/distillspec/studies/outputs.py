@@ -1,0 +1,180 @@
+"""Target outputs and what one teacher-forced pass of both models says of them.
+
+The outputs are the ground of every figure: made once for a pair of (target, sampler), they serve
+any number of drafts, which makes comparisons between drafts paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from distillspec.decoding import Output, complete
+from distillspec.math.forecast import acceptance_ratios
+from distillspec.math.sampling import Sampling
+from distillspec.math.verification import expected_acceptance
+from distillspec.models.protocol import Batch, LanguageModel
+
+ROWS = 256
+"""Positions whose two [V] distributions are in memory at once: 100 MB at V = 49,152."""
+
+Report = Callable[[int, int], None]
+"""Called with (done, total) after each step of long work."""
+
+
+@dataclass(frozen=True)
+class TargetOutputs:
+    """What a target wrote after some prompts."""
+
+    prompts: tuple[Tensor, ...]
+    """1-D int64 ids of each prompt."""
+    completions: tuple[Tensor, ...]
+    """1-D int64 ids of each completion, the stop token included."""
+    states: tuple[Tensor, ...]
+    """[L, H] hidden states of the target that predict each completion token."""
+    sampling: Sampling
+    """The settings they were sampled at."""
+
+    @staticmethod
+    def of(
+        prompts: Sequence[Tensor], outputs: Sequence[Output], sampling: Sampling
+    ) -> TargetOutputs:
+        """Take what the engine put out: ids, and the states they were verified with."""
+        return TargetOutputs(
+            prompts=tuple(prompts),
+            completions=tuple(torch.tensor(output.ids) for output in outputs),
+            states=tuple(output.states for output in outputs),
+            sampling=sampling,
+        )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[prompts] completion lengths in tokens."""
+        return np.array([len(completion) for completion in self.completions], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a draft would have done on some outputs, one entry a prompt."""
+
+    acceptance: NDArray[np.float64]
+    """[prompts] Σ_t Σ_v min(p, q): the numerators of α (paper Eq. 1)."""
+    lengths: NDArray[np.int64]
+    """[prompts] completion lengths: the denominators."""
+    ratios: tuple[Tensor, ...]
+    """float64 [L] each: r_t, the probability that y_t is accepted as a drafted token."""
+
+
+def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Group indices into batches of like lengths, so that little is spent on padding."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def seeded(seed: int, count: int) -> list[Generator]:
+    """Make one generator per prompt, so that a prompt's output depends on its index alone."""
+    return [Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
+
+
+def complete_all(
+    target: LanguageModel,
+    prompts: Sequence[Tensor],
+    *,
+    sampling: Sampling,
+    max_new_tokens: int,
+    batch_size: int,
+    generators: Sequence[Generator],
+    report: Report,
+) -> list[Output]:
+    """Let the target answer every prompt by the engine itself (γ = 0), in batches of like length.
+
+    Returns:
+        One output per prompt, in the prompts' order.
+    """
+    outputs: list[Output | None] = [None] * len(prompts)
+    done = 0
+    for rows in batches([len(prompt) for prompt in prompts], batch_size):
+        answered = complete(
+            target,
+            None,
+            [prompts[i] for i in rows],
+            gamma=0,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            generators=[generators[i] for i in rows],
+        )
+        for i, output in zip(rows, answered, strict=True):
+            outputs[i] = output
+        done += len(rows)
+        report(done, len(prompts))
+    return [output for output in outputs if output is not None]
+
+
+@torch.inference_mode()
+def teacher_forced(
+    model: LanguageModel,
+    prompts: Sequence[Tensor],
+    completions: Sequence[Tensor],
+    *,
+    batch_size: int,
+) -> tuple[Tensor, ...]:
+    """Return the [L, H] states of `model` that predict each completion token."""
+    states: list[Tensor] = [torch.empty(0)] * len(prompts)
+    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    for rows in batches(lengths, batch_size):
+        batch = Batch(tuple(prompts[i] for i in rows), tuple(completions[i] for i in rows))
+        for i, part in zip(
+            rows, torch.split(model.hidden(batch), list(batch.lengths)), strict=True
+        ):
+            states[i] = part
+    return tuple(states)
+
+
+@torch.inference_mode()
+def score(
+    target: LanguageModel,
+    draft: LanguageModel,
+    outputs: TargetOutputs,
+    *,
+    draft_sampling: Sampling,
+    batch_size: int,
+) -> Scores:
+    """Score a draft on target outputs: expected acceptance and the ratios of the exact forecast.
+
+    p and q are taken under the settings the outputs were sampled at and under `draft_sampling`,
+    the draft's own in serving.
+    """
+    draft_states = teacher_forced(
+        draft, outputs.prompts, outputs.completions, batch_size=batch_size
+    )
+    acceptance, ratios = [], []
+    for states, own_states, ids in zip(
+        outputs.states, draft_states, outputs.completions, strict=True
+    ):
+        total, parts = 0.0, []
+        for rows in torch.split(torch.arange(len(ids)), ROWS):
+            p = outputs.sampling.probabilities(target.head(states[rows]))  # [n, V]
+            q = draft_sampling.probabilities(draft.head(own_states[rows]))  # [n, V]
+            total += float(expected_acceptance(p, q).double().sum())
+            y = ids[rows, None].to(p.device)
+            parts.append(_ratios(p.gather(1, y)[:, 0], q.gather(1, y)[:, 0]))
+        acceptance.append(total)
+        ratios.append(torch.cat(parts))
+    return Scores(np.array(acceptance), outputs.lengths, tuple(ratios))
+
+
+def _ratios(p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
+    """Return r_t = min(1, q/p) in float64 for tokens that the target really emitted.
+
+    Where rounding alone decides between two tokens (greedy near ties, the edge of a truncation)
+    the teacher-forced pass may give an emitted token p = 0. It was emitted, so under greedy its
+    p was 1; r = q is exact there and the closest bound elsewhere.
+    """
+    p = torch.where(p_of_y > 0, p_of_y, torch.ones_like(p_of_y)).double().cpu()
+    return acceptance_ratios(p, q_of_y.double().cpu())
