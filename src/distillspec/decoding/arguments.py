@@ -43,7 +43,7 @@ def check_pair(target: LanguageModel, draft: LanguageModel | None, gamma: int) -
 
 
 def check_ids(target: LanguageModel, prompts: Sequence[Tensor], stop: Sequence[int]) -> None:
-    """Check that every id lies in the vocabulary, and that there is something to decode."""
+    """Check that the prompts fit the target and that every id lies in its vocabulary."""
     size = target.vocabulary.size
     if len(prompts) == 0:
         raise UserError("there are no prompts; give at least one")
@@ -52,6 +52,11 @@ def check_ids(target: LanguageModel, prompts: Sequence[Tensor], stop: Sequence[i
             raise UserError(
                 f"prompt {i} is a {prompt.dtype} tensor of shape {list(prompt.shape)}; "
                 "expected a 1-D int64 tensor of at least one id"
+            )
+        if target.context is not None and len(prompt) > target.context:
+            raise UserError(
+                f"prompt {i} has {len(prompt)} tokens, more than the context of {target.context} "
+                f"of {target.name}; shorten it"
             )
         if not 0 <= int(prompt.min()) <= int(prompt.max()) < size:
             raise UserError(f"prompt {i} has ids outside 0…{size - 1}, those of {target.name}")

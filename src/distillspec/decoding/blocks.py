@@ -7,7 +7,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -86,7 +86,7 @@ class Block:
     """[B] emitted positions at which a drafted token was accepted or rejected."""
     finished: tuple[Finish | None, ...]
     """[B] why the row ends with this block, None if it goes on."""
-    states: tuple[Tensor, ...]
+    states: tuple[Tensor, ...] = field(compare=False, repr=False)
     """[B] the target's [n, H] hidden states that predicted the n emitted tokens: verification has
     computed them, and whoever scores the output needs no second pass."""
 
@@ -120,7 +120,7 @@ class Output:
     """Why it ended."""
     counts: Counts
     """What its blocks add up to."""
-    states: Tensor
+    states: Tensor = field(compare=False, repr=False)
     """[L, H] the target's hidden states that predicted each of them."""
 
 
@@ -154,8 +154,6 @@ def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
         if reason is None:
             raise ValueError(f"the blocks end before prompt {row} of {prompts} has finished")
         outputs.append(
-            Output(
-                tuple(ids[row]), tuple(origin[row]), reason, counts[row], torch.cat(states[row])
-            )
+            Output(tuple(ids[row]), tuple(origin[row]), reason, counts[row], torch.cat(states[row]))
         )
     return outputs

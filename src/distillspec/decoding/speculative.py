@@ -130,12 +130,12 @@ class _Run:
 
 
 def _blocks(run: _Run, state: State) -> Iterator[Block]:
-    # Inference mode begins and ends inside `_block`: it must not leak to the caller at a yield.
+    # Gradients are off inside `_block` only: that must not leak to the caller at a yield.
     while state.rows:
         yield _block(run, state)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a caller may use the states in a loss
 def _block(run: _Run, state: State) -> Block:
     """Decode one block of every row: Algorithm A.1, its steps in the paper's order."""
     pending = state.target.pending  # [B]
@@ -149,7 +149,8 @@ def _block(run: _Run, state: State) -> Block:
 
     # 2. One target pass over the block gives p_0 … p_w.
     tokens = torch.stack([pending, *drafted], dim=1)  # [B, w+1]
-    logits = run.target.head(_states(state.target, tokens, lengths + 1))  # [B, w+1, V]
+    states = _states(state.target, tokens, lengths + 1)  # [B, w+1, H]
+    logits = run.target.head(states)  # [B, w+1, V]
     p = run.sampling.probabilities(logits)
     q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
 
@@ -165,7 +166,7 @@ def _block(run: _Run, state: State) -> Block:
     )
 
     # 5. Emit the accepted tokens and the target's own, up to a stop token. Repeat.
-    block = _emit(run, state, gammas, tokens[:, 1:], verdict)
+    block = _emit(run, state, gammas, tokens[:, 1:], verdict, states)
     advance(state, block)
     return block
 
@@ -212,7 +213,14 @@ def _score(run: _Run, logits: Tensor) -> Tensor | None:
     return lenient_score(logits, run.sampling, run.lenience)
 
 
-def _emit(run: _Run, state: State, gammas: list[int], drafted: Tensor, verdict: Verdict) -> Block:
+def _emit(
+    run: _Run,
+    state: State,
+    gammas: list[int],
+    drafted: Tensor,
+    verdict: Verdict,
+    states: Tensor,
+) -> Block:
     """Bring the verdict of a block home, the one wait for the device, and cut what must be cut."""
     columns = [drafted, verdict.token[:, None], verdict.accepted[:, None]]
     cuts = [
@@ -228,6 +236,8 @@ def _emit(run: _Run, state: State, gammas: list[int], drafted: Tensor, verdict: 
         drafted=tuple(gammas),
         judged=tuple(cut.judged for cut in cuts),
         finished=tuple(cut.finished for cut in cuts),
+        # Cloned, so that what is kept is not held by the whole block's states.
+        states=tuple(states[i, : len(cut.ids)].clone() for i, cut in enumerate(cuts)),
     )
 
 
@@ -254,4 +264,4 @@ def _cut(ids: list[int], gamma: int, left: int, stop: frozenset[int]) -> _Cut:
     end = next((i + 1 for i, token in enumerate(ids) if token in stop), None)
     if end is not None:
         return _Cut(tuple(ids[:end]), min(accepted, end), min(judged, end), "stop")
-    return _Cut(tuple(ids), accepted, judged, "length" if len(ids) == left else None)
+    return _Cut(tuple(ids), accepted, judged, "length" if len(ids) >= left else None)

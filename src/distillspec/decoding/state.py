@@ -6,13 +6,12 @@ This is bookkeeping only. The law of what is emitted is the business of `specula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
 
 from distillspec.decoding.blocks import Block
-from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel, Session
 
 
@@ -26,9 +25,9 @@ class Row:
     """The source of its uniforms."""
     left: int
     """How many tokens it may still emit."""
-    draft_left: int
-    """How many more tokens the draft's context has room to predict."""
-    unseen: list[int]
+    draft_left: int = 0
+    """How many more tokens the draft's context has room to predict; below 1 it never drafts."""
+    unseen: list[int] = field(default_factory=list)
     """What the draft's cache has not seen; the last one is the pending token."""
 
 
@@ -42,7 +41,7 @@ class State:
     """None where no row can ever draft."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def open_state(
     target: LanguageModel,
     draft: LanguageModel | None,
@@ -51,28 +50,22 @@ def open_state(
     max_new_tokens: int,
     generators: Sequence[Generator],
 ) -> State:
-    """Run both models over the prompts; the draft only where some row can use it.
-
-    Raises:
-        UserError: if a prompt leaves no room in the target's context.
-    """
+    """Run both models over the prompts; the draft only where some row can use it."""
     session = target.open(prompts)
-    rows = []
-    for i, room in enumerate(session.room.tolist()):
-        if room < 1:
-            raise UserError(
-                f"prompt {i} has {len(prompts[i])} tokens, which leaves no room in the context of "
-                f"target {target.name}; shorten the prompt"
-            )
-        left = min(max_new_tokens, room)
-        rows.append(Row(prompt=i, generator=generators[i], left=left, draft_left=0, unseen=[]))
+    rows = [
+        # The last token of all is not fed, so as many can be emitted as the context can take.
+        Row(prompt=i, generator=generators[i], left=min(max_new_tokens, room))
+        for i, room in enumerate(session.room.tolist())
+    ]
     state = State(rows, session, None)
     if draft is not None and any(row.left > 1 for row in rows):
-        state.draft = draft.open(prompts)
-        # With its one unseen token the draft can be fed `room` tokens and so predict as many.
+        # What a draft cannot hold is cut off and charged: that row has no room to draft in.
+        heads = [prompt[: draft.context] for prompt in prompts]
+        state.draft = draft.open(heads)
         room_of, pending = state.draft.room.tolist(), state.draft.pending.tolist()
         for i, row in enumerate(rows):
-            row.draft_left, row.unseen = room_of[i], [pending[i]]
+            row.draft_left = room_of[i] - (len(prompts[i]) - len(heads[i]))
+            row.unseen = [pending[i]]
     return state
 
 

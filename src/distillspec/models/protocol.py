@@ -84,6 +84,8 @@ class LanguageModel(Protocol):
     """The ids both models of a pair share; its size is the V of every distribution."""
     eos_ids: tuple[int, ...]
     """The ids that end a sequence of this model."""
+    context: int | None
+    """The most tokens one row's cache can take, None for no limit; a longer prompt is refused."""
     kept: Tensor | None
     """[K] int64 ascending ids of a trimmed head, None for a whole one."""
 
