@@ -63,8 +63,8 @@ def test_runs_within_a_run_are_read_with_it(tmp_path: Path) -> None:
     create(tmp_path / "demo" / "after", verb="distill")
     (tmp_path / "demo" / "draft").mkdir()
     children = read_run(tmp_path / "demo").children
-    assert [child.folder.name for child in children] == ["after", "control"]
-    assert children[1].metrics == ({"step": 1},)
+    assert [child.folder.name for child in children] == ["control", "after"]
+    assert children[0].metrics == ({"step": 1},)
 
 
 def test_a_run_without_an_end_has_no_result(tmp_path: Path) -> None:

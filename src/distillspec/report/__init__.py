@@ -1,1 +1,5 @@
-"""."""
+"""Figures and a page of stored results. Reads run directories, computes nothing, needs no torch."""
+
+from distillspec.report.html import report
+
+__all__ = ["report"]

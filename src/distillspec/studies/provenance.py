@@ -29,7 +29,7 @@ def provenance() -> dict[str, Any]:
             "cpus": os.cpu_count(),
         },
         "command": list(sys.argv),
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
     }
 
 

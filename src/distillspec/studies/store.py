@@ -112,7 +112,7 @@ class StoredRun:
     result: Mapping[str, Any] | None
     """result.json; None if the run did not end or its verb has none."""
     children: tuple[StoredRun, ...]
-    """Runs within this run, by the order of their folders' names."""
+    """Runs within this run, in the order they were started."""
 
 
 def read_run(folder: str | Path) -> StoredRun:
@@ -130,10 +130,9 @@ def read_run(folder: str | Path) -> StoredRun:
     if record.get("format") != _FORMAT:
         raise UserError(f"{folder / RECORD}: not written by this version: expected {_FORMAT!r}")
     result = _read_object(folder / RESULT) if (folder / RESULT).is_file() else None
-    children = sorted(path.parent for path in folder.glob(f"*/{RECORD}"))
-    return StoredRun(
-        folder, record, _read_metrics(folder / METRICS), result, tuple(map(read_run, children))
-    )
+    children = [read_run(path.parent) for path in sorted(folder.glob(f"*/{RECORD}"))]
+    children.sort(key=lambda child: str(child.record.get("started")))
+    return StoredRun(folder, record, _read_metrics(folder / METRICS), result, tuple(children))
 
 
 def write_text(path: Path, text: str) -> Path:
