@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
 from distillspec.commands.lab import Budget, Lab
 from distillspec.commands.measure import table
@@ -21,6 +22,7 @@ from distillspec.commands.new_draft import frequent_ids
 from distillspec.commands.pairs import prompt_ids
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Demo
+from distillspec.decoding import complete
 from distillspec.errors import UserError
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models import load
@@ -30,7 +32,7 @@ from distillspec.report import report as draw_report
 from distillspec.settings import as_dict
 from distillspec.studies.clock import Timer
 from distillspec.studies.measure import Finding, Plan, compare, measure
-from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
+from distillspec.studies.outputs import TargetOutputs, batches, seeded
 from distillspec.studies.store import RESULT, Run
 from distillspec.tasks import Row, read_prompts, split
 from distillspec.training.cache import HiddenCache
@@ -45,7 +47,9 @@ HELD_OUT_SHARE = 0.1
 HELD_OUT, CLOCKED = 32, 8
 """Held-out prompts on which acceptance is measured, and of them those that run on the clock."""
 MAX_NEW_TOKENS = 64
-"""Length limit of every answer, in training and in measuring."""
+"""Length limit of the answers, in training and in measuring α."""
+RACE_TOKENS = 40
+"""Length limit of the runs on the clock: more prompts tell more than longer answers."""
 SERVED = (Sampling(), GREEDY)
 """The samplers the pair is measured at."""
 KEEP_IDS = 8192
@@ -107,7 +111,11 @@ def run(settings: Demo) -> dict[str, Any]:
         target = load(path)
     with budget.part("measure"):
         prompts = prompt_ids(target.tokenizer, sides.held_out[:HELD_OUT])
-        held = [_answers(target, prompts, sampling, settings.seed) for sampling in SERVED]
+        held = []
+        for sampling in SERVED:
+            with console().status(f"held-out answers at T = {sampling.temperature:g}"):
+                generators = seeded(settings.seed, len(prompts))
+                held.append(_answers(target, prompts, sampling, generators))
     plan = _plan(settings.seed)
     seconds = {
         stage: share * max(60.0, budget.left - _measuring_seconds(target, prompts[0], plan))
@@ -118,8 +126,7 @@ def run(settings: Demo) -> dict[str, Any]:
     kept = frequent_ids(target, data, KEEP_IDS)
     last = target.module.config.num_hidden_layers - 1
     before = keep_layers(target, (0, last), kept=kept)
-    batches = Batches(data, BATCH)
-    lab = Lab(target, batches, cache, held[0], store, budget, settings.seed)
+    lab = Lab(target, Batches(data, BATCH), cache, held[0], store, budget, settings.seed)
     lab.train("sft", before, SFT, seconds["sft"])
     drafts = {"before": before, "control": deepcopy(before), "after": deepcopy(before)}
     lab.train("after", drafts["after"], DISTILLSPEC, seconds["after"])
@@ -164,7 +171,7 @@ def _packaged_target() -> str:
 def _plan(seed: int) -> Plan:
     return Plan(
         gammas=tuple(range(1, 9)),
-        max_new_tokens=MAX_NEW_TOKENS,
+        max_new_tokens=RACE_TOKENS,
         batch_size=HELD_OUT,
         clock_prompts=CLOCKED,
         repetitions=1,
@@ -173,19 +180,21 @@ def _plan(seed: int) -> Plan:
 
 
 def _answers(
-    target: TransformersModel, prompts: Sequence[Tensor], sampling: Sampling, seed: int
+    target: TransformersModel,
+    prompts: Sequence[Tensor],
+    sampling: Sampling,
+    generators: Sequence[Generator],
 ) -> TargetOutputs:
-    """Let the target answer the held-out prompts."""
-    with bar(f"held-out answers at T = {sampling.temperature:g}") as report:
-        outputs = complete_all(
-            target,
-            prompts,
-            sampling=sampling,
-            max_new_tokens=MAX_NEW_TOKENS,
-            batch_size=HELD_OUT,
-            generators=seeded(seed, len(prompts)),
-            report=report,
-        )
+    """Let the target answer some prompts at once."""
+    outputs = complete(
+        target,
+        None,
+        prompts,
+        gamma=0,
+        max_new_tokens=MAX_NEW_TOKENS,
+        sampling=sampling,
+        generators=generators,
+    )
     return TargetOutputs.of(prompts, outputs, sampling)
 
 
@@ -207,30 +216,23 @@ def _training_data(
 ) -> tuple[list[Example], HiddenCache]:
     """Let the target answer training prompts until the time is up, and keep its states."""
     budget = Budget(seconds)
+    prompts = prompt_ids(target.tokenizer, rows)
+    generators = seeded(seed + 1, len(rows))
+    # Prompts of like length are answered together; in random order, so that any time is fair.
+    groups = list(batches([len(prompt) for prompt in prompts], WRITERS))
+    order = torch.randperm(len(groups), generator=Generator().manual_seed(seed)).tolist()
     data: list[Example] = []
     cache = HiddenCache()
-    generators = seeded(seed + 1, len(rows))
     with bar("target data, in prompts") as report:
-        for start in range(0, len(rows), WRITERS):
+        for group in (groups[i] for i in order):
             if budget.left <= 0:
                 break
-            some = slice(start, start + WRITERS)
-            prompts = prompt_ids(target.tokenizer, rows[some])
-            outputs = complete_all(
-                target,
-                prompts,
-                sampling=Sampling(),
-                max_new_tokens=MAX_NEW_TOKENS,
-                batch_size=WRITERS,
-                generators=generators[some],
-                report=lambda done, _, before=start: report(before + done, len(rows)),
+            answers = _answers(
+                target, [prompts[i] for i in group], Sampling(), [generators[i] for i in group]
             )
-            answers = TargetOutputs.of(prompts, outputs, Sampling())
-            cache.fill(range(len(data), len(data) + len(prompts)), answers.states)
-            data += [
-                Example(prompt, completion)
-                for prompt, completion in zip(prompts, answers.completions, strict=True)
-            ]
+            cache.fill(range(len(data), len(data) + len(group)), answers.states)
+            data += map(Example, answers.prompts, answers.completions)
+            report(len(data), len(rows))
     return data, cache
 
 
