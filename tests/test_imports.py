@@ -13,7 +13,17 @@ import pytest
 import distillspec
 
 ROOT = Path(distillspec.__file__).parent
-ROOMS = ("math", "models", "decoding", "training", "tasks", "studies", "report", "cli")
+ROOMS = (
+    "math",
+    "models",
+    "decoding",
+    "training",
+    "tasks",
+    "studies",
+    "report",
+    "commands",
+    "cli",
+)
 """A room imports only rooms before it; what stands beside them (errors, settings) is for all."""
 COMMON = ("distillspec.errors", "distillspec.convert", "distillspec.settings")
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -86,6 +96,7 @@ def test_a_module_is_short_enough_to_read(path: Path) -> None:
         ("distillspec.training.distill", "from distillspec import studies"),
         ("distillspec.training.distill", "from transformers import AutoModel"),
         ("distillspec.cli", "import transformers.models"),
+        ("distillspec.studies.measure", "from distillspec.commands import progress"),
         ("distillspec.report.html", "from distillspec.studies.measure import measure"),
         ("distillspec.report.html", "from distillspec.math import forecast"),
         ("distillspec.report.html", "import torch.nn"),

@@ -78,17 +78,19 @@ def _from_json(text: str, fallback: str) -> Row:
         found = " and ".join(f"'{key}'" for key in given) or "none of them"
         raise _InvalidError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
 
-    target = _string(value, "target") if "target" in value else None
+    target_ids = _ids(value["target_ids"]) if "target_ids" in value else None
+    # An answer that ended at once has ids (the stop token) and an empty text.
+    target = _string(value, "target", empty=target_ids is not None) if "target" in value else None
     domain = _string(value, "domain") if "domain" in value else None
     row_id = str(value["id"]) if _is_whole(value.get("id")) else None
     if row_id is None:
         row_id = _string(value, "id") if "id" in value else fallback
     if given != ["messages"]:
-        return Row(row_id, _string(value, given[0]), target, domain)
+        return Row(row_id, _string(value, given[0]), target, domain, target_ids)
     messages, answer = _messages(value["messages"])
     if answer is not None and target is not None:
         raise _InvalidError("both 'target' and a last message of the assistant; give one")
-    return Row(row_id, messages, target if answer is None else answer, domain)
+    return Row(row_id, messages, target if answer is None else answer, domain, target_ids)
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,12 +106,18 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _string(value: dict[str, Any], key: str) -> str:
+def _ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not ids or not all(_is_whole(i) and i >= 0 for i in ids):
+        raise _InvalidError("'target_ids' must be a non-empty list of ids")
+    return tuple(ids)
+
+
+def _string(value: dict[str, Any], key: str, *, empty: bool = False) -> str:
     text = value[key]
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise _InvalidError(f"{key!r} must be a string, not {kind}")
-    if not text.strip():
+    if not empty and not text.strip():
         raise _InvalidError(f"{key!r} is empty")
     if "\x00" in text:
         raise _InvalidError(f"{key!r} holds a NUL character")

@@ -67,7 +67,7 @@ class Task:
         """Make the rows, in an order that is always the same and fair to cut short."""
         for function in stdlib.functions(characters=self.source_characters):
             prompt = self.prompt.replace("{source}", function.source)
-            yield Row(function.id, prompt, function.docstring, self.name)
+            yield Row(function.id, prompt, function.docstring, domain=self.name)
 
 
 def read_prompts(path_or_name: str | Path, *, limit: int | None = None) -> list[Row]:

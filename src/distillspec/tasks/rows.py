@@ -22,6 +22,9 @@ class Row:
     """The completion the data set gives (fixed data), if it gives one."""
     domain: str | None = None
     """What kind of prompt it is, where the data set says so."""
+    target_ids: tuple[int, ...] | None = None
+    """The target's ids as a model sampled them, where `generate` wrote the file. Tokenizing the
+    text again could give others, and would end an answer that the length limit cut."""
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,7 @@ class Function:
     """The docstring's first paragraph, on one line."""
 
 
-def functions(
-    root: Path | None = None, *, characters: tuple[int, int] = (80, 1200)
-) -> Iterator[Function]:
+def functions(root: Path | None = None, *, characters: tuple[int, int]) -> Iterator[Function]:
     """Yield the documented functions under `root`, each source and each id once.
 
     The order is fixed but shuffled (modules by a hash of their name, then as written), so that
