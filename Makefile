@@ -35,7 +35,7 @@ $(DEMO_READY): $(READY)
 	@touch $@
 
 demo: $(DEMO_READY)
-	$(BIN)/distillspec demo --out runs/demo $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/distillspec demo --json --out runs/demo $(if $(MINUTES),--minutes $(MINUTES))
 
 # One thread a process: two workers with two threads each would fight for two cores.
 test: $(READY)

@@ -73,8 +73,9 @@ def _run(arguments: list[str]) -> int:
     parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
     module = import_module(f"distillspec.commands.{verb.module}")
     result = getattr(module, verb.function)(parsed.settings)
-    shown = json.dumps(result, ensure_ascii=False, allow_nan=False)
-    print(shown if parsed.json else module.tell(result))
+    print(module.tell(result), file=sys.stderr if parsed.json else sys.stdout)
+    if parsed.json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     return 0
 
 

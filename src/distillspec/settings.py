@@ -145,18 +145,21 @@ def _fields(settings_class: type) -> dict[str, _Field]:
 @functools.cache
 def _field_docstrings(settings_class: type) -> dict[str, str]:
     """Read the string under each field; Python keeps no trace of it but the source."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(settings_class)))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     docs = {}
-    for field, below in zip(body, body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-            and isinstance(below.value.value, str)
-        ):
-            docs[field.target.id] = " ".join(below.value.value.split())
+    for part in reversed(settings_class.__mro__):
+        if not dataclasses.is_dataclass(part):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(part)))
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, below in zip(body, body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                docs[field.target.id] = " ".join(below.value.value.split())
     return docs
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from distillspec.commands.pairs import device_of, dtype_of, sampling_of
+from distillspec.commands.progress import console
 from distillspec.commands.settings import Decode
 from distillspec.decoding import Block, collect, speculate
 from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
@@ -19,8 +20,8 @@ from distillspec.models.text import Raw, TextStream, Tokenizer
 STYLES = {"draft": "bold green", "target": "yellow"}
 
 
-def run(settings: Decode, console: Console) -> dict[str, Any]:
-    """Decode the prompt, streaming its text to `console`."""
+def run(settings: Decode) -> dict[str, Any]:
+    """Decode the prompt, streaming its text to the terminal."""
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
     lenience = _lenience(settings.lenience, settings.epsilon)
     dtype, device = dtype_of(settings.dtype), device_of(settings.device)
@@ -40,7 +41,7 @@ def run(settings: Decode, console: Console) -> dict[str, Any]:
         lenience=lenience,
         generators=[torch.Generator().manual_seed(settings.seed)],
     )
-    (output,) = collect(_shown(blocks, target.tokenizer, console), 1)
+    (output,) = collect(_shown(blocks, target.tokenizer, console()), 1)
     return {
         "text": target.tokenizer.decode(output.ids),
         "tokens": list(output.ids),
@@ -64,16 +65,16 @@ def _lenience(name: str, epsilon: float) -> Lenience:
     return rules[name](epsilon)
 
 
-def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, console: Console) -> Iterator[Block]:
+def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, terminal: Console) -> Iterator[Block]:
     """Pass the blocks on, printing each token in its writer's colour once its text is sure."""
     stream, last = TextStream(tokenizer), "target"
     for block in blocks:
         for token, last in zip(block.ids[0], block.origin(0), strict=True):
-            console.print(Text(stream.push([token]), style=STYLES[last]), end="")
+            terminal.print(Text(stream.push([token]), style=STYLES[last]), end="")
         yield block
-    console.print(Text(stream.finish(), style=STYLES[last]))
+    terminal.print(Text(stream.finish(), style=STYLES[last]))
     legend = Text("draft", style=STYLES["draft"]) + " · " + Text("target", style=STYLES["target"])
-    console.print(legend)
+    terminal.print(legend)
 
 
 def tell(result: dict[str, Any]) -> str:

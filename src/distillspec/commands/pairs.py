@@ -64,8 +64,24 @@ def prompt_ids(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Tensor]:
 
 
 def examples(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Example]:
-    """Make training examples, with a completion where the row has a target."""
+    """Make training examples, with a completion where the row has a target.
+
+    Raises:
+        UserError: naming the row whose prompt or ids cannot be used.
+    """
+    prompts = prompt_ids(tokenizer, rows)
     return [
-        Example(prompt, None if row.target is None else tokenizer.completion(row.target))
-        for prompt, row in zip(prompt_ids(tokenizer, rows), rows, strict=True)
+        Example(prompt, _completion(tokenizer, row))
+        for prompt, row in zip(prompts, rows, strict=True)
     ]
+
+
+def _completion(tokenizer: Tokenizer, row: Row) -> Tensor | None:
+    if row.target_ids is not None:
+        if max(row.target_ids) >= tokenizer.vocabulary.size:
+            raise UserError(
+                f"{row.id}: target_ids has {max(row.target_ids)}, and {tokenizer.name} knows ids "
+                f"below {tokenizer.vocabulary.size}: the file was made with another tokenizer"
+            )
+        return torch.tensor(row.target_ids)
+    return None if row.target is None else tokenizer.completion(row.target)

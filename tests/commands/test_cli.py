@@ -1,0 +1,280 @@
+"""The command line on tiny models: the whole path, and every user's error in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from distillspec import cli
+from distillspec.commands import train
+from distillspec.models import load, wrap
+from distillspec.training import checkpoint
+from support import module, perturbed, word_tokenizer
+
+WORDS = [f"w{i}" for i in range(6, 30)]
+
+
+def saved(folder, family="llama", *, seed=0, chat=False, noise=None):
+    tokenizer = word_tokenizer(chat=chat)
+    model = wrap(module(family, seed=seed), tokenizer)
+    if noise is not None:
+        model = perturbed(model, noise)
+    model.save(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return saved(folder / "target"), saved(folder / "draft", noise=0.05)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {
+            "id": str(i),
+            "prompt": " ".join(WORDS[i : i + 4]),
+            "target": " ".join(WORDS[i + 4 : i + 9]),
+        }
+        for i in range(8)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def run(capsys, *argv):
+    """Run a verb with --json; return exit code, the JSON of the last line, and stderr."""
+    code = cli.main([*map(str, argv), "--json"])
+    captured = capsys.readouterr()
+    lines = captured.out.strip().splitlines()
+    return code, json.loads(lines[-1]) if lines and code == 0 else None, captured.err
+
+
+def refused(capsys, *argv):
+    code, _, err = run(capsys, *argv)
+    assert code == 2
+    lines = [line for line in err.strip().splitlines() if line.startswith("distillspec: error")]
+    assert len(lines) == 1
+    assert "Traceback" not in err
+    return lines[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_from_new_draft_to_measured_gain(capsys, tmp_path, prompts, family):
+    target = saved(tmp_path / "target", family)
+    raw, answers = tmp_path / "raw", tmp_path / "answers.jsonl"
+
+    code, made, _ = run(capsys, "new-draft", "--target", target, "--layers", "0", "--out", raw)
+    assert code == 0
+    assert made["parameters"] < made["target_parameters"]
+
+    code, written, _ = run(
+        capsys, "generate", "--target", target, "--prompts", prompts, "--out", answers,
+        "--max-new-tokens", 12,
+    )  # fmt: skip
+    assert code == 0
+    assert written["prompts"] == 8
+
+    common = ["--prompts", answers, "--batch-size", 4, "--optimizer", "adamw"]
+    code, tuned, _ = run(
+        capsys, "sft", "--draft", raw, "--out", tmp_path / "sft", "--steps", 3, *common
+    )
+    assert code == 0
+    assert tuned["steps"] == 3
+    assert set(tuned["seconds"]) == {"rollout", "target", "draft", "optimizer"}
+
+    code, distilled, _ = run(
+        capsys, "distill", "--target", target, "--draft", tuned["out"], "--out", tmp_path / "kd",
+        "--steps", 40, "--learning-rate", "5e-3", "--recipe", "imitkd", "--max-new-tokens", 12,
+        *common,
+    )  # fmt: skip
+    assert code == 0
+
+    measured = []
+    for draft in (tuned["out"], distilled["out"]):
+        code, found, _ = run(
+            capsys, "measure", "--target", target, "--draft", draft, "--prompts", prompts,
+            "--gamma", "1..3", "--max-new-tokens", 12, "--clock-prompts", 2, "--repetitions", 1,
+        )  # fmt: skip
+        assert code == 0
+        measured.append(found["alpha"]["value"])
+    assert measured[1] > measured[0] + 0.05
+
+
+def test_generated_ids_are_trained_on_as_they_were_sampled(capsys, tmp_path, pair, prompts):
+    answers = tmp_path / "answers.jsonl"
+    run(
+        capsys, "generate", "--target", pair[0], "--prompts", prompts, "--out", answers,
+        "--max-new-tokens", 5,
+    )  # fmt: skip
+    from distillspec.commands.pairs import examples
+    from distillspec.tasks import read_prompts
+
+    tokenizer = load(pair[0]).tokenizer
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    made = examples(tokenizer, read_prompts(answers))
+    assert [example.completion.tolist() for example in made] == [
+        line["target_ids"] for line in lines
+    ]
+    cut = [line for line in lines if line["finish_reason"] == "length"]
+    assert cut, "no answer was cut by the length limit: the test shows nothing"
+    assert all(line["target_ids"][-1] != tokenizer.eos_id for line in cut)
+
+
+def test_decode_says_who_wrote_each_token(capsys, pair):
+    code, found, shown = run(
+        capsys, "decode", "--target", pair[0], "--draft", pair[1], "--prompt", "w6 w7",
+        "--max-new-tokens", 16, "--gamma", 3,
+    )  # fmt: skip
+    assert code == 0
+    assert len(found["origin"]) == len(found["tokens"]) == 16
+    assert found["origin"].count("draft") == found["accepted"] > 0
+    assert found["judged"] >= found["accepted"]
+    plain = run(capsys, "decode", "--target", pair[0], "--prompt", "w6 w7", "--max-new-tokens", 16)
+    assert plain[1]["tokens"] == found["tokens"]
+    assert plain[1]["target_calls"] == 16
+    assert found["text"].split()[0] in shown
+
+
+def test_measure_stores_a_run_that_report_draws(capsys, tmp_path, pair, prompts):
+    out = tmp_path / "run"
+    code, found, _ = run(
+        capsys, "measure", "--target", pair[0], "--draft", pair[1], "--prompts", prompts,
+        "--gamma", "1..2", "--max-new-tokens", 8, "--clock-prompts", 1, "--out", out,
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads((out / "result.json").read_text()) == found
+    code, drawn, _ = run(capsys, "report", "--run", out)
+    assert code == 0
+    assert any(file.endswith("index.html") for file in drawn["files"])
+
+
+def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monkeypatch):
+    """Ctrl-C ends training as the budget would: the draft is saved and the run can go on."""
+    honest = train.metrics_row
+
+    def interrupted(step, seconds):
+        if step.step == 3:
+            raise KeyboardInterrupt
+        return honest(step, seconds)
+
+    out = tmp_path / "run"
+    arguments = [
+        "sft", "--draft", pair[1], "--prompts", prompts, "--out", out, "--steps", 6,
+        "--batch-size", 4,
+    ]  # fmt: skip
+    monkeypatch.setattr(train, "metrics_row", interrupted)
+    code, found, _ = run(capsys, *arguments)
+    assert code == 0
+    assert found["interrupted"]
+    load(found["out"])
+    assert checkpoint.newest(out / "checkpoints").name == "step-3"
+    monkeypatch.setattr(train, "metrics_row", honest)
+    code, found, _ = run(capsys, *arguments, "--resume")
+    assert code == 0
+    assert found["steps"] == 6
+    assert not found["interrupted"]
+
+
+def test_errors_of_the_command_line(capsys, tmp_path, pair, prompts):
+    target, draft = pair
+    both = ["--target", target, "--draft", draft, "--prompts", prompts]
+    assert "did you mean 'measure'" in refused(capsys, "mesure")
+    assert "did you mean '--gamma'" in refused(capsys, "measure", *both, "--gama", "3")
+    assert "--gamma" in refused(capsys, "measure", *both, "--gamma", "0..3")
+    assert "temperature" in refused(capsys, "measure", *both, "--temperature", "-1")
+    assert "--layers" in refused(capsys, "new-draft", "--target", target, "--out", tmp_path / "d")
+    assert "--steps" in refused(
+        capsys, "sft", "--draft", draft, "--prompts", prompts, "--out", tmp_path / "r"
+    )
+    assert "nowhere" in refused(
+        capsys, "measure", "--target", "nowhere", "--draft", draft, "--prompts", prompts
+    )
+    assert "device" in refused(capsys, "measure", *both, "--device", "gpu7")
+
+
+def test_errors_in_prompt_files_name_file_and_line(capsys, tmp_path, pair):
+    for line, reason in (
+        ('{"prompt": "w6"', "not JSON"),
+        ('{"question": "w6"}', "'prompt'"),
+        ('{"prompt": null}', "null"),
+        ('{"prompt": 7}', "int"),
+        ('{"prompt": " "}', "empty"),
+        ('{"prompt": "w6", "target": ""}', "empty"),
+    ):
+        file = tmp_path / "bad.jsonl"
+        file.write_text('{"prompt": "w7"}\n' + line + "\n")
+        said = refused(
+            capsys, "measure", "--target", pair[0], "--draft", pair[1], "--prompts", file
+        )
+        assert f"{file}:2: " in said
+        assert reason in said
+
+
+def test_another_tokenizer_is_refused_before_weights_are_read(capsys, tmp_path, pair, prompts):
+    other = tmp_path / "other"
+    wrap(module("llama", rows=50), word_tokenizer(50)).save(other)
+    (other / "model.safetensors").write_bytes(b"not weights")
+    said = refused(capsys, "measure", "--target", pair[0], "--draft", other, "--prompts", prompts)
+    assert str(other) in said
+    assert "w48" in said
+
+
+def test_ids_of_another_tokenizer_are_refused(capsys, tmp_path, pair):
+    file = tmp_path / "answers.jsonl"
+    file.write_text(
+        json.dumps({"id": "a", "prompt": "w6", "target": "x", "target_ids": [400]}) + "\n"
+    )
+    said = refused(
+        capsys, "sft", "--draft", pair[1], "--prompts", file, "--out", tmp_path / "r", "--steps", 1
+    )
+    assert "400" in said
+    assert "another tokenizer" in said
+
+
+def test_an_existing_folder_is_not_overwritten(capsys, tmp_path, pair, prompts):
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    (busy / "thesis.txt").write_text("irreplaceable")
+    refused(capsys, "new-draft", "--target", pair[0], "--layers", "0", "--out", busy)
+    refused(capsys, "sft", "--draft", pair[1], "--prompts", prompts, "--out", busy, "--steps", 1)
+    assert [path.name for path in busy.iterdir()] == ["thesis.txt"]
+
+
+def test_help_imports_nothing_heavy():
+    """torch and transformers take seconds to import; `--help` must answer at once."""
+    program = (
+        "import sys; from distillspec.cli import main; main(['--help'])\n"
+        "for verb in ('measure', 'distill', 'demo'):\n"
+        "    try: main([verb, '--help'])\n"
+        "    except SystemExit as end: assert end.code in (0, None)\n"
+        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    for verb in cli.VERBS:
+        assert verb in done.stdout
+
+
+def test_every_field_has_a_help_text():
+    for verb in cli.VERBS.values():
+        from distillspec.settings import _fields
+
+        for field in _fields(verb.settings).values():
+            assert field.help, f"{verb.settings.__name__}.{field.name} has no docstring"
+
+
+def test_the_demo_refuses_what_it_cannot_do(capsys, tmp_path, prompts, pair, monkeypatch):
+    assert "at least 2" in refused(capsys, "demo", "--minutes", 1, "--out", tmp_path / "d")
+    assert "prompts to train on" in refused(
+        capsys, "demo", "--target", pair[0], "--prompts", prompts, "--out", tmp_path / "d"
+    )
+    monkeypatch.setattr("distillspec.commands.demo.PACKAGE", "no_such_package")
+    assert "--target" in refused(capsys, "demo", "--out", tmp_path / "d")
+    assert not (tmp_path / "d").exists()

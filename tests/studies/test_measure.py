@@ -1,0 +1,210 @@
+"""`measure` on exact table models, where every figure has a known value or a law."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from distillspec.decoding import complete
+from distillspec.math.forecast import Cost
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models.toy import TableModel
+from distillspec.studies.clock import Passes, Race, Run, fit_cost
+from distillspec.studies.measure import Plan, compare, measure, rule, verdict
+from distillspec.studies.outputs import TargetOutputs, score, seeded
+from support import random_table
+
+GAMMAS = (1, 2, 3, 4, 5)
+
+
+def outputs_of(target: TableModel, sampling: Sampling, *, prompts: int = 12) -> TargetOutputs:
+    asked = [torch.tensor([i % target.vocabulary.size]) for i in range(prompts)]
+    answers = complete(
+        target,
+        None,
+        asked,
+        gamma=0,
+        max_new_tokens=24,
+        sampling=sampling,
+        generators=seeded(0, prompts),
+    )
+    return TargetOutputs.of(asked, answers, sampling)
+
+
+def plan(**changes) -> Plan:
+    settings = {
+        "gammas": GAMMAS,
+        "max_new_tokens": 24,
+        "batch_size": 8,
+        "clock_prompts": 6,
+        "repetitions": 1,
+        "seed": 0,
+        **changes,
+    }
+    return Plan(**settings)
+
+
+def measured(target, draft, sampling, **changes):
+    outputs = outputs_of(target, sampling)
+    return measure(target, {"draft": draft}, outputs, plan(**changes), lambda *_: None)["draft"]
+
+
+def test_alpha_is_the_ratio_of_sums_of_equation_1():
+    target, draft = random_table(seed=0), random_table(seed=1)
+    found = measured(target, draft, Sampling(), clock_prompts=0)
+    outputs = outputs_of(target, Sampling())
+    overlap = torch.minimum(target.logits.softmax(-1), draft.logits.softmax(-1)).sum(-1)
+    accepted = tokens = 0.0
+    for prompt, ids in zip(outputs.prompts, outputs.completions, strict=True):
+        before = torch.cat([prompt[-1:], ids[:-1]])
+        accepted += float(overlap[before].sum())
+        tokens += len(ids)
+    assert found.result["alpha"]["value"] == pytest.approx(accepted / tokens, abs=1e-6)
+    assert found.result["tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draft_sampling", "name", "exact"),
+    [
+        (Sampling(), None, "ratio", False),
+        (Sampling(temperature=0.7, top_k=3), None, "ratio", False),
+        (Sampling(), GREEDY, "argmax draft", True),
+        (GREEDY, None, "greedy", True),
+    ],
+)
+def test_the_engine_agrees_with_the_forecast_on_its_own_outputs(
+    sampling, draft_sampling, name, exact
+):
+    """Exact where every ratio is 0 or 1; else |z| ≤ 4, a false alarm once in 16,000 seeds."""
+    found = measured(
+        random_table(seed=0), random_table(seed=3), sampling, draft_sampling=draft_sampling
+    ).result
+    ran = [row for row in found["gammas"] if "tau_counted" in row]
+    assert [row["gamma"] for row in ran]
+    assert found["rule"] == name
+    for row in ran:
+        assert row["forecast_exact"] == exact
+        assert abs(row["forecast_z"]) <= 4
+        assert (row["forecast_z"] == 0) == exact
+        assert 1 <= row["tau_counted"]["value"] <= row["gamma"] + 1
+        assert row["speedup_measured"]["value"] > 0
+        assert row["speedup_end_to_end"]["value"] > 0
+
+
+def test_a_draft_that_is_the_target_is_always_right():
+    target = random_table(seed=0)
+    found = measured(target, target, Sampling()).result
+    assert found["alpha"]["value"] == pytest.approx(1, abs=1e-6)
+    for row in found["gammas"]:
+        calls = math.ceil(24 / (row["gamma"] + 1))
+        assert row["tau_forecast"]["value"] == pytest.approx(24 / calls)
+        assert row["tau_iid"] == pytest.approx(row["gamma"] + 1, abs=1e-4)
+
+
+def test_a_wrong_forecast_is_noticed():
+    """The negative control: outputs of a perfect draft held against another draft's ratios."""
+    target, draft = random_table(seed=0), random_table(seed=1)
+    from distillspec.studies import measure as module
+
+    honest = module.calls
+
+    def shifted(scores, gamma):
+        mean, variance = honest(scores, gamma)
+        return mean * 0.6, variance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "calls", shifted)
+        found = measured(target, draft, Sampling()).result
+    assert any(abs(row.get("forecast_z") or 0) > 4 for row in found["gammas"])
+
+
+def test_several_drafts_race_on_the_same_outputs():
+    target = random_table(seed=0)
+    near = TableModel(target.logits.detach() + 0.1 * random_table(seed=5).logits.detach())
+    outputs = outputs_of(target, Sampling())
+    found = measure(
+        target, {"near": near, "far": random_table(seed=1)}, outputs, plan(), lambda *_: None
+    )
+    better = compare(found["near"].scores, found["far"].scores, gamma=3)
+    assert better["alpha_difference"]["low"] > 0
+    assert better["tau_difference"]["low"] > 0
+    same = compare(found["near"].scores, found["near"].scores, gamma=3)
+    assert same["alpha_difference"] == {"value": 0, "low": 0, "high": 0}
+
+
+def test_a_measurement_is_plain_json():
+    found = measured(random_table(seed=0), random_table(seed=1), Sampling()).result
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["best_gamma"] in GAMMAS
+
+
+def test_without_the_clock_nothing_is_claimed_of_it():
+    found = measured(random_table(seed=0), random_table(seed=1), Sampling(), clock_prompts=0).result
+    assert all("speedup_measured" not in row for row in found["gammas"])
+    assert "forecast" in found["verdict"]
+
+
+def test_an_emitted_token_whose_rescored_probability_is_zero_counts_as_emitted():
+    """Near ties: a second pass may round another token to the top; the emitted one had p = 1."""
+    target, draft = random_table(seed=0), random_table(seed=0)
+    outputs = outputs_of(target, GREEDY)
+    flipped = TargetOutputs(
+        outputs.prompts, outputs.completions, tuple(-s for s in outputs.states), GREEDY
+    )
+    ratios = score(target, draft, flipped, draft_sampling=GREEDY, batch_size=8).ratios
+    assert all(bool((r == 1).all()) for r in ratios)
+
+
+def test_the_rule_is_named_by_the_settings():
+    assert rule(GREEDY, Sampling()) == "greedy"
+    assert rule(Sampling(), GREEDY) == "argmax draft"
+    assert rule(Sampling(), Sampling()) == "ratio"
+
+
+def run_of(output, block_seconds, blocks):
+    return Run(output, prefill=1.0, blocks=(block_seconds,) * blocks)
+
+
+def test_the_cost_model_is_fitted_from_passes_and_blocks():
+    """block = t(γ+1) + γ·t_draft + o with t(1) = 10, t(4) = 12, t_draft = 2, o = 0.5, γ = 3."""
+    (output,) = complete(
+        random_table(), None, [torch.tensor([0])], gamma=0, max_new_tokens=2, sampling=GREEDY
+    )
+    passes = Passes(target={1: 10.0, 2: 10.5, 3: 11.0, 4: 12.0}, drafts={"d": 2.0})
+    race = Race(run_of(output, 10.5, 4), {"d": run_of(output, 18.5, 2)}, passes)
+    cost = fit_cost([passes], [race], "d", gamma=3)
+    assert cost == Cost(target=(10.0, 10.5, 11.0, 12.0), draft=2.0, overhead=0.5)
+    assert fit_cost([passes], [], "d", gamma=3).overhead == 0
+
+
+def row(value, low, high, *, measured):
+    key = "speedup_measured" if measured else "speedup_forecast"
+    forecast = {"value": 9.0, "low": 9.0, "high": 9.0}
+    return {
+        "gamma": 3,
+        "speedup_forecast": forecast,
+        key: {"value": value, "low": low, "high": high},
+    }
+
+
+@pytest.mark.parametrize(
+    ("figures", "break_even", "expected"),
+    [
+        ((1.4, 1.3, 1.5), 0.4, "Use this draft with γ = 3: 1.40× [1.30, 1.50] measured."),
+        ((0.8, 0.7, 0.9), 0.6, "Do not use this draft: 0.80× [0.70, 0.90] measured at its best"),
+        ((1.0, 0.9, 1.1), 0.6, "Undecided: 1.00× [0.90, 1.10] measured at γ = 3"),
+        ((0.8, 0.7, 0.9), None, "even a draft that is always right would be slower"),
+    ],
+)
+def test_the_verdict_says_what_to_do(figures, break_even, expected):
+    said = verdict([row(*figures, measured=True)], 3, 0.5, break_even)
+    assert expected in said
+    if break_even is not None and "Use this" not in said:
+        assert "break-even α is 0.60, this pair has 0.50" in said
+
+
+def test_the_verdict_falls_back_on_the_forecast_and_says_so():
+    assert verdict([row(1.4, 1.3, 1.5, measured=False)], 3, 0.5, 0.4).endswith("forecast.")
