@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from distillspec.errors import UserError
 from distillspec.math.divergences import (
     acceptance,
     cross_entropy,
@@ -187,7 +188,7 @@ def test_jsd_over_beta_tends_to_the_kl_divergences():
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, -0.1, 1.1, math.nan])
 def test_a_beta_that_would_train_on_nothing_is_refused(beta):
-    with pytest.raises(ValueError, match=r"use forward_kl .* reverse_kl"):
+    with pytest.raises(UserError, match=r"use forward_kl .* reverse_kl"):
         jsd(torch.zeros(2), torch.zeros(2), beta=beta)
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.errors import UserError
 from distillspec.math.precision import at_least_float32, wide_dtype
 from distillspec.math.verification import expected_acceptance
 
@@ -96,10 +97,11 @@ def jsd(
         [...] in nats, from 0 to the entropy of (β, 1−β), log 2 at most.
 
     Raises:
-        ValueError: If β lies outside (0, 1) or the shapes disagree.
+        UserError: If β lies outside (0, 1).
+        ValueError: If the shapes disagree.
     """
     if not 0 < beta < 1:
-        raise ValueError(
+        raise UserError(
             f"beta is {beta}: JSD needs a number between 0 and 1, both excluded (at the ends it "
             "is 0 whatever the draft does); use forward_kl for the limit at 0, reverse_kl at 1"
         )
