@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from distillspec.report import figures
 from distillspec.report.results import measurements, trainings
 from distillspec.studies.store import read_run
-from report_runs import measurement
+from report_runs import create, measurement
 
 Store = Callable[[dict[str, Any]], Path]
 
@@ -118,3 +118,17 @@ def test_a_saved_picture_is_a_png_on_white_ground(demo: Path, tmp_path: Path) ->
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert drawing.read_text().rstrip().endswith("</svg>")
     assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_a_high_start_does_not_flatten_the_loss(tmp_path: Path) -> None:
+    """A real first step at 50 nats left all later ones on the axis, as if nothing were learnt."""
+    run = create(tmp_path / "t", "sft")
+    for step, loss in enumerate((50.0, 11.0, 9.0, 8.0), start=1):
+        run.log({"step": step, "seconds": step, "loss": loss, "tokens": 1})
+    (axes,) = figures.training_curves(trainings(read_run(run.folder)), "step").axes
+    assert axes.get_yscale() == "log"
+
+
+def test_a_gentle_loss_keeps_a_linear_scale(distilled: Path) -> None:
+    figure = figures.training_curves(trainings(read_run(distilled)), "step")
+    assert figure.axes[-1].get_yscale() == "linear"

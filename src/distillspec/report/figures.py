@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from distillspec.report.results import Curve, Interval, Measured, Training
 from distillspec.studies.store import write_text
@@ -74,6 +74,7 @@ def training_curves(runs: Sequence[Training], over: Literal["step", "seconds"]) 
                 _line(axes, batches, over, look, faint=bool(held_out and held_out.value))
                 _points(axes, held_out, over, look)
             axes.set_ylabel(label)
+        _stretch(rows[-1], [value for run in runs for value in run.loss.value])
         rows[-1].set_xlabel("optimizer steps" if over == "step" else "seconds of training")
         _legend(figure, runs)
     return figure
@@ -236,6 +237,15 @@ def _points(axes: Axes, curve: Curve | None, over: str, look: _Look) -> None:
     if curve is not None and curve.value:
         x = curve.step if over == "step" else curve.seconds
         axes.plot(x, curve.value, color=look.color, linestyle=look.line, marker=look.marker)
+
+
+def _stretch(axes: Axes, losses: Sequence[float]) -> None:
+    """Give losses a log scale where a high start would flatten all that follows."""
+    if losses and 0 < 5 * min(losses) < max(losses):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
 
 
 def _legend(figure: Figure, runs: Sequence[Training]) -> None:

@@ -73,7 +73,10 @@ def _drawings(measured: Sequence[Measured], trained: Sequence[Training]) -> list
         )
         found.append(_drawing(f"tau-t{temperature:g}", caption, figures.tau_by_gamma(same)))
     if trained:
-        caption = "Training by steps; each point joins consecutive steps."
+        caption = (
+            "Training by steps; each point of a line joins consecutive steps. Losses of different "
+            "objectives (cross-entropy, a divergence) do not compare; α and τ do."
+        )
         found.append(_drawing("training-steps", caption, figures.training_curves(trained, "step")))
         caption = "The same by seconds, which is what training costs."
         drawn = figures.training_curves(trained, "seconds")
