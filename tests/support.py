@@ -64,14 +64,14 @@ def word_tokenizer(size: int = SIZE, *, chat: bool = False) -> PreTrainedTokeniz
     return tokenizer
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one id per byte, then </s>: characters are split over tokens."""
+def byte_tokenizer(*, merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+    """Make a tokenizer of one id per byte and an end token: characters split over tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {piece: i for i, piece in enumerate([*alphabet, "</s>"])}
-    rules = Rules(models.BPE(vocabulary, merges=[]))
+    pieces = [*alphabet, "<|endoftext|>", *(a + b for a, b in merges)]
+    rules = Rules(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=list(merges)))
     rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rules.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=rules, eos_token="</s>")
+    return PreTrainedTokenizerFast(tokenizer_object=rules, eos_token="<|endoftext|>")
 
 
 def seeded(make: Callable[[], PreTrainedModel], seed: int) -> PreTrainedModel:

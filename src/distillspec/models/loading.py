@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,6 +29,17 @@ from distillspec.models.saving import read_kept
 from distillspec.models.text import Tokenizer
 from distillspec.models.vocabulary import check_same
 from distillspec.models.wrapping import assemble, refuse_dtype
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    ImportError,
+    KeyError,
+    RuntimeError,
+    SafetensorError,
+    struct.error,
+)
+"""What transformers raises for files that are missing, damaged or of no known model."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +131,11 @@ def _find(path_or_name: str | Path) -> _Place:
             )
         return _Place(name, str(path), None)
     if path.is_file() and path.suffix == ".gguf":
-        if find_spec("gguf") is None:
+        lacking = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
+        if lacking:
             raise UserError(
-                f"reading {name} needs the package gguf: pip install 'distillspec[gguf]'"
+                f"reading {name} needs the package {' and '.join(lacking)}: "
+                "pip install 'distillspec[gguf]'"
             )
         return _Place(name, str(path.parent), path.name)
     if path.is_file():
@@ -154,7 +170,9 @@ def _load(
     refuse_dtype(config, dtype, place.name)
     family: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     wanted = dtype if dtype is not None else torch.float32 if place.gguf else "auto"
-    with _explained(place, "model"):
+    # Unpacking a GGUF file draws a bar of its own that no setting hides
+    bar = redirect_stderr(StringIO()) if place.gguf else nullcontext()
+    with _explained(place, "model"), bar:
         module, report = family.from_pretrained(
             place.source, dtype=wanted, output_loading_info=True, **place.arguments
         )
@@ -166,7 +184,7 @@ def _load(
         )
     if place.gguf:
         _forget_quantization(module)
-    kept = None if place.gguf else read_kept(Path(place.source))
+    kept = None if place.gguf else read_kept(Path(place.source), tokenizer.vocabulary.size)
     return assemble(module.to(device), tokenizer, kept)
 
 
@@ -188,6 +206,6 @@ def _explained(place: _Place, what: str) -> Iterator[None]:
     try:
         with quiet():
             yield
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except _UNREADABLE as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"cannot read the {what} of {place.name}: {first}") from error

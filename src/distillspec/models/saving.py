@@ -99,11 +99,11 @@ def write_folder(
     tokenizer.save(folder)
 
 
-def read_kept(folder: Path) -> Tensor | None:
+def read_kept(folder: Path, size: int) -> Tensor | None:
     """Return the [K] int64 kept ids of a trimmed draft's folder, None for any other folder.
 
     Raises:
-        UserError: if the file is there and does not hold ascending ids.
+        UserError: if the file is there and does not hold ascending ids below `size`.
     """
     file = folder / KEPT_FILE
     if not file.exists():
@@ -115,6 +115,8 @@ def read_kept(folder: Path) -> Tensor | None:
         raise UserError(f'{file}: expected {{"kept_ids": [ids]}}: {error}') from error
     if kept.dim() != 1 or len(kept) == 0 or bool((kept.diff() <= 0).any()) or int(kept[0]) < 0:
         raise UserError(f"{file}: kept_ids must be a list of ascending ids")
+    if int(kept[-1]) >= size:
+        raise UserError(f"{file}: kept id {int(kept[-1])} is not among the tokenizer's {size} ids")
     return kept
 
 

@@ -7,8 +7,10 @@ structure, and both by a trial on four tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -68,7 +70,7 @@ def put_together(
     body = _body(module, tokenizer)
     eos_ids = _eos_ids(module, tokenizer)
     model = TransformersModel(module, tokenizer, body, head, eos_ids, untrimmed)
-    _try(model)
+    _try(model, head)
     return model
 
 
@@ -157,7 +159,7 @@ def _eos_ids(module: PreTrainedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def _try(model: TransformersModel) -> None:
+def _try(model: TransformersModel, head: Head) -> None:
     """Compare cached, rolled-back logits of four tokens with the model's own uncached ones.
 
     Raises:
@@ -166,8 +168,10 @@ def _try(model: TransformersModel) -> None:
     module, training = model.module, model.module.training
     module.train(False)
     try:
-        ids = torch.arange(4, device=model.device) * (model.vocabulary.size // 4)
-        ours, theirs = _logits_with_rollback(model, ids), _logits_plain(model, ids)
+        ids = torch.arange(4, device=model.device) * (
+            min(model.vocabulary.size, _rows(module)) // 4
+        )
+        ours, theirs = _logits_with_rollback(model, head, ids), _logits_plain(model, ids)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
         raise UserError(
             f"{model.name} ({type(module).__name__}) cannot be decoded with a key-value cache that "
@@ -183,14 +187,20 @@ def _try(model: TransformersModel) -> None:
         )
 
 
-def _logits_with_rollback(model: TransformersModel, ids: Tensor) -> Tensor:
+def _rows(module: PreTrainedModel) -> int:
+    """Return how many ids the model can read."""
+    embedding: Callable[[], nn.Module] = module.get_input_embeddings
+    return len(embedding().get_parameter("weight"))
+
+
+def _logits_with_rollback(model: TransformersModel, head: Head, ids: Tensor) -> Tensor:
     """Feed a wrong token, forget it, and return the logits after the right ones."""
     session = model.open([ids[:2]])
     one = torch.ones(1, dtype=torch.int64, device=ids.device)
     wrong = torch.stack([session.pending, ids[:1]], dim=1)
     session.extend(wrong, one * 2)
     session.rollback(one)
-    return model.narrow_head(session.extend(ids[None, 2:], one * 2)[0, -1]).float()
+    return head.rows(session.extend(ids[None, 2:], one * 2)[0, -1]).float()
 
 
 def _logits_plain(model: TransformersModel, ids: Tensor) -> Tensor:
@@ -198,10 +208,9 @@ def _logits_plain(model: TransformersModel, ids: Tensor) -> Tensor:
     module = model.module
     if module.config.is_encoder_decoder:
         start = model.open([ids[:2]]).pending[:, None]
-        logits = module(
+        logits: Tensor = module(
             input_ids=ids[None, :2], decoder_input_ids=torch.cat([start, ids[None, 2:]], dim=1)
-        ).logits[0, -1]
+        ).logits
     else:
-        logits = module(input_ids=ids[None]).logits[0, -1]
-    rows: Tensor = logits if model.kept is not None else logits[: model.vocabulary.size]
-    return rows.float()
+        logits = module(input_ids=ids[None]).logits
+    return logits[0, -1].float()

@@ -1,0 +1,259 @@
+"""Loading and saving: what comes back, what plain transformers sees, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers.utils import logging
+
+from distillspec.errors import UserError
+from distillspec.models import load, load_tokenizer, loading, wrap
+from distillspec.models.protocol import Batch
+from distillspec.models.surgery import keep_layers
+from support import FAMILIES, SIZE, byte_tokenizer, module, tiny
+
+BATCH = Batch((torch.tensor([7, 8, 1]), torch.tensor([9])), (torch.tensor([20, 21, 1]),) * 2)
+KEPT = torch.arange(10, 30)
+
+
+def logits(model):
+    return model.head(model.hidden(BATCH)).detach()
+
+
+def is_tied(model):
+    outer = model.module
+    return outer.get_output_embeddings().weight is outer.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_comes_back_bitwise_and_as_tied_as_it_was(family, tmp_path):
+    model = tiny(family)
+    model.save(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+    assert is_tied(again) == is_tied(model) == (family != "t5-untied")
+    assert again.eos_ids == model.eos_ids
+    assert again.vocabulary == model.vocabulary
+    assert not again.module.training
+    again.save(tmp_path / "twice")
+    assert torch.equal(logits(load(tmp_path / "twice")), logits(model))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trained_trimmed_draft_comes_back_trimmed_and_bitwise(family, tmp_path):
+    target = tiny(family, layers=3)
+    draft = keep_layers(target, [0, 2], kept=KEPT)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.01)
+    draft.save(tmp_path / "draft")
+    again = load(tmp_path / "draft")
+    assert torch.equal(again.kept, draft.kept)
+    assert torch.equal(logits(again), logits(draft))
+    assert torch.equal(again.narrow_head(again.hidden(BATCH)), logits(draft)[:, draft.kept])
+    again.save(tmp_path / "twice")
+    first, second = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("draft", "twice")
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_transformers_loads_a_trimmed_draft_untrimmed(family, tmp_path):
+    """A round trip alone would not notice a layout that only we can read."""
+    target = tiny(family)
+    draft = keep_layers(target, [0], kept=KEPT)
+    before = target.module.get_output_embeddings().weight.detach().clone()
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.01)
+    draft.save(tmp_path)
+    torch.save(logits(draft), tmp_path / "expected.pt")
+    auto = AutoModelForSeq2SeqLM if "t5" in family else AutoModelForCausalLM
+    plain = auto.from_pretrained(tmp_path)
+    rows = plain.get_output_embeddings().weight.detach()
+    dropped = [i for i in range(SIZE) if i not in draft.kept]
+    assert torch.equal(rows[dropped], before[dropped])
+    assert torch.equal(rows[draft.kept], draft.module.get_output_embeddings().weight)
+    prompt, completion = BATCH.prompts[0][None], BATCH.completions[0]
+    if "t5" in family:
+        start = torch.tensor([[0, *completion[:-1].tolist()]])
+        theirs = plain(input_ids=prompt, decoder_input_ids=start).logits[0]
+    else:
+        theirs = plain(input_ids=torch.cat([prompt, completion[None, :-1]], 1)).logits[0, 2:]
+    assert torch.allclose(theirs[:, draft.kept], logits(draft)[:3, draft.kept], atol=1e-4)
+
+
+def test_a_fresh_process_without_our_package_reads_the_export(tmp_path):
+    draft = keep_layers(tiny("llama"), [1], kept=KEPT)
+    draft.save(tmp_path)
+    script = (
+        "import sys, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"m = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
+        f"t = AutoTokenizer.from_pretrained({str(tmp_path)!r})\n"
+        "assert 'distillspec' not in sys.modules\n"
+        "ids = t('w7 w8').input_ids\n"
+        "print(ids, [round(x, 4) for x in m(torch.tensor([ids])).logits[0, -1, 10:14].tolist()])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    hidden = draft.hidden(Batch((torch.tensor([7, 8]),), (torch.tensor([1]),)))
+    expected = [round(x, 4) for x in draft.head(hidden)[0, 10:14].tolist()]
+    assert done.stdout.strip() == f"[7, 8] {expected}"
+
+
+def test_loading_changes_the_type_on_request_and_nothing_global(tmp_path, capfd):
+    tiny("llama").save(tmp_path)
+    before = torch.random.get_rng_state()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    assert load(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert capfd.readouterr() == ("", "")
+    assert load(tmp_path).dtype == torch.float32
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
+
+
+def test_the_tokenizer_comes_alone(tmp_path):
+    tiny("t5").save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert load_tokenizer(tmp_path).prompt("w7").tolist() == [7, 1]
+
+
+def test_what_is_not_a_model_is_told_in_one_line(tmp_path):
+    (tmp_path / "note.txt").write_text("no model")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        str(tmp_path / "nowhere"): "does not exist",
+        "./nowhere": "does not exist",
+        str(tmp_path / "empty"): "is not a model: expected a folder with config.json",
+        str(tmp_path / "note.txt"): "not a GGUF file",
+    }
+    for path, said in cases.items():
+        with pytest.raises(UserError, match=said) as caught:
+            load(path)
+        assert path in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_damaged_folders_are_told_in_one_line(tmp_path):
+    def fresh(name):
+        tiny("llama").save(tmp_path / name)
+        return tmp_path / name
+
+    folder = fresh("config")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot read the config of"):
+        load(folder)
+    folder = fresh("weights")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot read the model of") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    folder = fresh("layers")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match="lacks weights"):
+        load(folder)
+    folder = fresh("kept")
+    for content in ("{}", '{"kept_ids": [3, 2]}', '{"kept_ids": []}', '{"kept_ids": ["a"]}', "["):
+        (folder / "kept_ids.json").write_text(content)
+        with pytest.raises(UserError, match="kept_ids"):
+            load(folder)
+    (folder / "kept_ids.json").write_text('{"kept_ids": [1, 48]}')
+    with pytest.raises(UserError, match="kept_ids.json"):
+        load(folder)
+
+
+def test_t5_in_float16_is_refused_before_its_weights_are_read(tmp_path):
+    tiny("t5").save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="overflows in float16"):
+        load(tmp_path, dtype=torch.float16)
+
+
+def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
+    made = module("llama", rows=258)
+    hf = byte_tokenizer(merges=(("a", "b"),))
+    file = tmp_path / "tiny.gguf"
+    write_gguf(made, hf, file)
+    capfd.readouterr()
+    model = load(file)
+    assert capfd.readouterr() == ("", "")
+    whole = wrap(made, hf)
+    assert torch.allclose(logits(model), logits(whole), atol=1e-4)
+    assert model.vocabulary.pieces == whole.vocabulary.pieces
+    assert model.tokenizer.prompt("abé").tolist() == whole.tokenizer.prompt("abé").tolist()
+    assert load(file, dtype=torch.bfloat16).dtype == torch.bfloat16
+    model.save(tmp_path / "saved")
+    assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
+    assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
+
+
+def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "gguf" else object())
+    with pytest.raises(
+        UserError, match=r"needs the package gguf: pip install 'distillspec\[gguf\]'"
+    ):
+        load(tmp_path / "x.gguf")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="cannot read the config of"):
+        load(tmp_path / "x.gguf")
+
+
+def write_gguf(made, hf, file):
+    """Write a tiny Llama the way llama.cpp's converter does (rotary halves interleaved)."""
+    config = made.config
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    pieces = sorted(hf.get_vocab().items(), key=lambda pair: pair[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_types([3 if piece == "<|endoftext|>" else 1 for piece, _ in pieces])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(hf.eos_token_id)
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "model.layers.": "blk.",
+    }
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for key, tensor in made.state_dict().items():
+        if key.startswith("lm_head"):
+            continue
+        for part, count in heads.items():
+            if part in key:
+                size = tensor.shape[0] // count // 2
+                tensor = tensor.view(count, 2, size, -1).swapaxes(1, 2).reshape(tensor.shape)
+        for ours, theirs in names.items():
+            key = key.replace(ours, theirs)
+        writer.add_tensor(key, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

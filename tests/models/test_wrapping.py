@@ -1,0 +1,163 @@
+"""Which models are taken, which are refused by name, and what their heads do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
+
+from distillspec.errors import UserError
+from distillspec.models import wrap
+from distillspec.models.protocol import Batch
+from support import FAMILIES, SIZE, SPREAD, module, seeded, tiny, word_tokenizer
+
+SIZES = {
+    "vocab_size": SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": SPREAD,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 3,
+}
+TAKEN = {
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, head_dim=8, sliding_window=4, final_logit_softcapping=3.0)
+    ),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)),
+}
+RECURRENT = {
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(vocab_size=SIZE, hidden_size=32, num_hidden_layers=2, state_size=4)
+    ),
+    "recurrentgemma": lambda: RecurrentGemmaForCausalLM(
+        RecurrentGemmaConfig(**SIZES, head_dim=8, lru_width=32)
+    ),
+    "rwkv": lambda: RwkvForCausalLM(
+        RwkvConfig(vocab_size=SIZE, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2)
+    ),
+    "jamba": lambda: JambaForCausalLM(JambaConfig(**SIZES, num_experts=1, use_mamba_kernels=False)),
+}
+BATCH = Batch(
+    (torch.tensor([7, 8, 9, 10, 11, 12]), torch.tensor([13])),
+    (torch.tensor([20, 21, 1]), torch.tensor([22])),
+)
+
+
+@pytest.mark.parametrize("family", TAKEN)
+def test_what_a_family_does_to_its_logits_is_done_here_too(family):
+    made = seeded(TAKEN[family], 0)
+    model = wrap(made, word_tokenizer())
+    ids = torch.tensor([[7, 8, 9, 10, 11, 12, 20, 21]])
+    expected = made(input_ids=ids).logits[0, 5:]
+    ours = model.head(model.hidden(BATCH))[:3]
+    assert torch.allclose(ours, expected, atol=1e-5)
+    changed = (ours - made.lm_head(model.hidden(BATCH))[:3]).abs().max()
+    assert changed > 0.1
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrent_model_is_refused_by_name_before_the_first_token(family):
+    """A rollback that silently does nothing raises acceptance and is wrong (rMLX#436)."""
+    made = seeded(RECURRENT[family], 0)
+    calls = []
+    made.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(UserError, match=f"{type(made).__name__}.*recurrent state"):
+        wrap(made, word_tokenizer())
+    assert not calls
+
+
+def test_a_model_without_a_cache_is_refused_by_name():
+    made = seeded(
+        lambda: OpenAIGPTLMHeadModel(
+            OpenAIGPTConfig(vocab_size=SIZE, n_embd=32, n_layer=1, n_head=2, n_positions=32)
+        ),
+        0,
+    )
+    with pytest.raises(UserError, match="OpenAIGPTModel.*keeps no cache"):
+        wrap(made, word_tokenizer())
+
+
+def test_a_config_that_switches_the_cache_off_is_overruled():
+    """`use_cache=False` used to fail deep inside (transformers#24072)."""
+    made = module("llama")
+    made.config.use_cache = False
+    made.generation_config.use_cache = False
+    session = wrap(made, word_tokenizer()).open([torch.tensor([7, 8, 9])])
+    assert session.cache.own.get_seq_length() == 2
+
+
+def test_an_unknown_treatment_of_logits_is_refused_by_name():
+    class Strange(type(module("llama"))):
+        def forward(self, **arguments):
+            output = super().forward(**arguments)
+            output.logits = output.logits * 3.0
+            return output
+
+    made = module("llama")
+    made.__class__ = Strange
+    with pytest.raises(UserError, match="Strange.*unknown way"):
+        wrap(made, word_tokenizer())
+
+
+def test_a_model_without_an_output_layer_is_refused_by_name():
+    with pytest.raises(UserError, match="LlamaModel.*no plain output layer"):
+        wrap(module("llama").model, word_tokenizer())
+
+
+def test_t5_in_float16_is_refused_and_bfloat16_is_not():
+    """T5 overflows in float16 (transformers#14189)."""
+    made = module("t5")
+    with pytest.raises(UserError, match="overflows in float16: use bfloat16 or float32"):
+        wrap(copy.deepcopy(made).half(), word_tokenizer())
+    assert wrap(copy.deepcopy(made).bfloat16(), word_tokenizer()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_mode_and_global_randomness_survive_the_trial(family):
+    made = module(family)
+    made.train()
+    before = torch.random.get_rng_state()
+    model = wrap(made, word_tokenizer())
+    assert made.training
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_every_end_token_is_found_and_impossible_ones_are_dropped():
+    made = module("llama")
+    assert wrap(made, word_tokenizer()).eos_ids == (1,)
+    made.generation_config.eos_token_id = [9, 10, 999]
+    assert wrap(made, word_tokenizer()).eos_ids == (9, 10)
+    assert wrap(made, word_tokenizer(chat=True)).eos_ids == (9, 10, 1)
+    made.generation_config.eos_token_id = made.config.eos_token_id = None
+    assert wrap(made, word_tokenizer()).eos_ids == (1,)
+
+
+def test_the_context_is_the_models_own():
+    assert tiny("gpt2", context=64).context == 64
+    assert tiny("llama", context=96).context == 96
+    assert tiny("t5").context is None
