@@ -1,0 +1,468 @@
+"""The loop: what a step does, what it leaves alone, and that it makes a draft better."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+import distillspec.training.distill as loop
+from distillspec.errors import UserError
+from distillspec.models.toy import TableModel
+from distillspec.training.cache import HiddenCache, score
+from distillspec.training.data import Batches, Example
+from distillspec.training.distill import distill, sft
+from distillspec.training.optimization import Adafactor, AdamW, Schedule
+from distillspec.training.recipes import Divergence, Mixture, Recipe
+from distillspec.training.state import State
+from support import random_table, tiny
+
+SOFT = ["forward_kl", "reverse_kl", "jsd:0.5", "total_variation"]
+EOS = 5
+
+
+def recipe(divergence="forward_kl", *, fixed=0, draft=0, target=0, **settings):
+    defaults = {
+        "optimizer": AdamW(),
+        "schedule": Schedule(),
+        "learning_rate": 0.05,
+        "batch_size": 4,
+        "max_new_tokens": 6,
+    }
+    mixture = Mixture(fixed, draft, target)
+    return Recipe(Divergence.parse(divergence), mixture, **{**defaults, **settings})
+
+
+def table_pair():
+    target = random_table(6, seed=1, scale=2.0, eos_ids=(EOS,))
+    return target, random_table(6, seed=2, eos_ids=(EOS,))
+
+
+def table_data(count=10, size=4):
+    g = torch.Generator().manual_seed(3)
+    rows = [torch.randint(0, 6, (1 + i % 4,), generator=g) for i in range(2 * count)]
+    return Batches([Example(rows[2 * i], rows[2 * i + 1]) for i in range(count)], size)
+
+
+def text_data(count=6, size=2):
+    g = torch.Generator().manual_seed(4)
+    words = [torch.randint(6, 40, (2 + i % 3,), generator=g) for i in range(2 * count)]
+    end = torch.tensor([1])
+    return Batches(
+        [
+            Example(torch.cat([words[2 * i], end]), torch.cat([words[2 * i + 1], end]))
+            for i in range(count)
+        ],
+        size,
+    )
+
+
+def run(target, draft, batches, plan, count, *, seed=0, **settings):
+    state = State(draft, batches, plan, seed=seed)
+    return list(islice(distill(target, draft, batches, plan, state=state, **settings), count))
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# What a step makes better.
+
+
+@pytest.mark.parametrize("divergence", SOFT)
+def test_distilling_a_table_raises_the_acceptance_to_nearly_one(divergence):
+    target, draft = table_pair()
+    schedule = Schedule(decay_from=20, decay_to=60)
+    plan = recipe(divergence, draft=0.5, target=0.5, learning_rate=0.2, schedule=schedule)
+    steps = run(target, draft, table_data(), plan, 60)
+    assert steps[0].expected_acceptance < 0.8
+    last = steps[-10:]
+    assert sum(s.accepted for s in last) / sum(s.tokens for s in last) > 0.95
+    assert {step.source for step in steps} == {"draft", "target"}
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_distilling_a_transformer_raises_the_acceptance(family):
+    target, draft = tiny(family, seed=1), tiny(family, seed=2, layers=1)
+    plan = recipe(target=1, batch_size=4, max_new_tokens=5, learning_rate=5e-3, clip=1.0)
+    steps = run(target, draft, text_data(4, 4), plan, 40)
+    first, last = steps[:3], steps[-5:]
+
+    def alpha(part):
+        return sum(s.accepted for s in part) / sum(s.tokens for s in part)
+
+    assert alpha(last) > alpha(first) + 0.15
+    assert last[-1].loss < 0.5 * first[0].loss
+
+
+def test_fine_tuning_lowers_the_cross_entropy_of_the_data():
+    _, draft = table_pair()
+    plan = recipe("cross_entropy", fixed=1)
+    batches = table_data()
+    state = State(draft, batches, plan, seed=0)
+    steps = list(islice(sft(draft, batches, plan, state=state), 60))
+    epoch = batches.per_epoch
+    assert sum(s.loss for s in steps[-epoch:]) < 0.8 * sum(s.loss for s in steps[:epoch])
+    assert steps[-1].expected_acceptance is None
+
+
+def test_a_trimmed_draft_fine_tunes_on_the_labels_it_has():
+    draft = random_table(6, seed=2, kept=torch.tensor([0, 2, 3, 5]))
+    plan = recipe("cross_entropy", fixed=1)
+    batches = table_data()
+    assert any(1 in e.completion for e in batches.examples)
+    state = State(draft, batches, plan, seed=0)
+    steps = list(islice(sft(draft, batches, plan, state=state), 30))
+    assert steps[-1].loss < steps[0].loss
+
+
+def test_a_trimmed_draft_learns_the_target_among_its_ids():
+    target, _ = table_pair()
+    draft = random_table(6, seed=2, kept=torch.tensor([0, 2, 3, 5]))
+    steps = run(target, draft, table_data(), recipe(target=1, learning_rate=0.2), 60)
+    p = target.logits.softmax(-1)[:, draft.kept]
+    torch.testing.assert_close(
+        draft.logits.softmax(-1)[:, draft.kept].div(
+            draft.logits.softmax(-1)[:, draft.kept].sum(-1, keepdim=True)
+        )[:5],
+        (p / p.sum(-1, keepdim=True))[:5],
+        rtol=0,
+        atol=0.05,
+    )
+    assert steps[-1].expected_acceptance < 1
+
+
+@pytest.mark.parametrize("divergence", SOFT)
+def test_a_draft_that_is_the_target_stays_as_it_is(divergence):
+    target, _ = table_pair()
+    draft = TableModel(target.logits.detach(), eos_ids=(EOS,))
+    plan = recipe(divergence, draft=0.5, fixed=0.5, optimizer=Adafactor(), learning_rate=1e-3)
+    steps = run(target, draft, table_data(), plan, 5)
+    # Rounding is all the gradient there is; Adafactor would scale a real one up to the rate.
+    assert all(step.gradient_norm < 1e-12 for step in steps)
+    assert all(step.accepted == pytest.approx(step.tokens, abs=1e-9) for step in steps)
+    assert (draft.logits - target.logits).abs().max() < 1e-5
+
+
+# What a step leaves alone.
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_the_target_is_left_alone(family):
+    target, draft = tiny(family, seed=1), tiny(family, seed=2)
+    target.module.train()
+    before = weights(target)
+    run(target, draft, text_data(), recipe(fixed=0.4, draft=0.3, target=0.3, batch_size=2), 10)
+    assert same(weights(target), before)
+    assert all(parameter.grad is None for parameter in target.module.parameters())
+    assert all(parameter.requires_grad for parameter in target.module.parameters())
+    assert target.module.training
+
+
+def with_dropout(model, share=0.5):
+    for part in model.module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = share
+    return model
+
+
+def test_the_target_scores_without_dropout():
+    target = with_dropout(tiny("t5", seed=1))
+    target.module.train()
+    batches = text_data()
+    example = batches.examples[0]
+    batch = loop.Batch((example.prompt,), (example.completion,))
+    before = torch.get_rng_state()
+    assert torch.equal(score(target, batch), score(target, batch))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_draft_trains_in_the_mode_it_came_in(training):
+    """In train mode dropout is on and the losses differ from those of eval mode."""
+    target, draft = tiny("t5", seed=1), with_dropout(tiny("t5", seed=2))
+    draft.module.train(training)
+    plan = recipe(draft=1, batch_size=2)
+    steps = run(target, draft, text_data(), plan, 2)
+    assert all(part.training == training for part in draft.module.modules())
+    silent = run(target, with_dropout(tiny("t5", seed=2), 0.0), text_data(), plan, 2)
+    assert (steps[0].loss == silent[0].loss) != training
+    assert steps[0].tokens == silent[0].tokens, "rollouts are made without dropout"
+
+
+def test_the_global_random_state_is_left_alone():
+    target, draft = tiny("t5", seed=1), with_dropout(tiny("t5", seed=2))
+    draft.module.train()
+    before = torch.get_rng_state()
+    run(target, draft, text_data(), recipe(fixed=0.5, draft=0.5, batch_size=2), 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_frozen_parameters_stay_and_take_gradients_again_afterwards():
+    target, draft = tiny("t5-untied", seed=1), tiny("t5-untied", seed=2)
+    before = weights(draft)
+    plan = recipe(fixed=1, batch_size=2, frozen=("shared*", "*layer_norm*"))
+    batches = text_data()
+    state = State(draft, batches, plan, seed=0)
+    steps = distill(target, draft, batches, plan, state=state)
+    next(steps)
+    assert not draft.module.shared.weight.requires_grad
+    steps.close()
+    after = weights(draft)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert not any("shared" in name or "layer_norm" in name for name in moved)
+    assert all(parameter.requires_grad for parameter in draft.module.parameters())
+
+
+# How often things are done.
+
+
+def watch(monkeypatch, model):
+    """Record every teacher-forced pass of a model: whether it was made with gradient."""
+    passes, hidden = [], model.hidden
+    monkeypatch.setattr(
+        model,
+        "hidden",
+        lambda batch: passes.append(torch.is_grad_enabled()) or hidden(batch),
+        raising=False,
+    )
+    return passes
+
+
+@pytest.mark.parametrize("shares", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.4, 0.3, 0.3)])
+def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
+    monkeypatch, shares
+):
+    target, draft = table_pair()
+    target_passes, draft_passes = watch(monkeypatch, target), watch(monkeypatch, draft)
+    writers, rollout = [], loop.rollout
+    monkeypatch.setattr(
+        loop, "rollout", lambda model, *a, **k: writers.append(model) or rollout(model, *a, **k)
+    )
+    plan = recipe(fixed=shares[0], draft=shares[1], target=shares[2])
+    steps = run(target, draft, table_data(), plan, 12)
+    assert target_passes == [False] * 12
+    assert draft_passes == [True] * 12
+    sources = [step.source for step in steps]
+    assert writers.count(draft) == sources.count("draft")
+    assert writers.count(target) == sources.count("target")
+    assert len(writers) == 12 - sources.count("fixed")
+    for source, share in zip(("fixed", "draft", "target"), shares, strict=True):
+        if share in (0, 1):
+            assert sources.count(source) == 12 * share
+
+
+def test_seqkd_never_scores_with_the_target(monkeypatch):
+    target, draft = table_pair()
+    passes = watch(monkeypatch, target)
+    steps = run(target, draft, table_data(), recipe("cross_entropy", target=1), 5)
+    assert passes == []
+    assert {step.source for step in steps} == {"target"}
+
+
+def test_fixed_data_is_trained_on_as_it_is(monkeypatch):
+    target, draft = table_pair()
+    seen, hidden = [], draft.hidden
+    monkeypatch.setattr(
+        draft, "hidden", lambda batch: seen.append(batch) or hidden(batch), raising=False
+    )
+    batches = table_data()
+    run(target, draft, batches, recipe(fixed=1), batches.per_epoch)
+    rows = sorted(
+        (p.tolist(), c.tolist())
+        for b in seen
+        for p, c in zip(b.prompts, b.completions, strict=True)
+    )
+    assert rows == sorted((e.prompt.tolist(), e.completion.tolist()) for e in batches.examples)
+
+
+# What a step reports.
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    def trajectory(seed):
+        target, draft = table_pair()
+        plan = recipe(fixed=0.4, draft=0.3, target=0.3)
+        steps = run(target, draft, table_data(), plan, 8, seed=seed)
+        return [(s.loss, s.accepted, s.tokens, s.source) for s in steps], draft.logits.detach()
+
+    (steps, logits), (again, same_logits) = trajectory(0), trajectory(0)
+    assert steps == again
+    assert torch.equal(logits, same_logits)
+    assert steps != trajectory(1)[0]
+
+
+def test_the_logged_rate_is_the_schedules():
+    target, draft = table_pair()
+    schedule = Schedule(warmup=3, decay_from=5, decay_to=8)
+    for optimizer in (Adafactor(), AdamW()):
+        plan = recipe(fixed=1, schedule=schedule, optimizer=optimizer, learning_rate=1e-3)
+        steps = run(target, draft, table_data(), plan, 10)
+        assert [s.learning_rate for s in steps] == [1e-3 * schedule.factor(n) for n in range(1, 11)]
+        assert [s.step for s in steps] == list(range(1, 11))
+
+
+def test_a_schedule_in_seconds_follows_the_time_spent_in_steps():
+    """The clock moves by one second per reading, and is read five times a step: four seconds."""
+    target, draft = table_pair()
+    ticks = iter(range(10**6))
+    plan = recipe(fixed=1, schedule=Schedule(warmup=10, unit="seconds"), learning_rate=1.0)
+    plan = replace(plan, learning_rate=1e-2)
+    batches = table_data()
+    state = State(draft, batches, plan, seed=0)
+    rates = []
+    for step in islice(
+        distill(target, draft, batches, plan, state=state, clock=lambda: next(ticks)), 4
+    ):
+        rates.append(step.learning_rate)
+        assert step.seconds == loop.Seconds(1, 1, 1, 1)
+        next(ticks)  # the caller's own time does not count
+    assert rates == pytest.approx([3e-3, 7e-3, 1e-2, 1e-2])
+    assert state.seconds == 16
+
+
+def test_adafactor_is_never_cut_in_silence():
+    """torch caps Adafactor's rate at 1/√step: 0.5 from step 4 on."""
+    target, draft = table_pair()
+    plan = recipe(fixed=1, optimizer=Adafactor(), learning_rate=0.55)
+    with pytest.raises(UserError, match=r"step 4: Adafactor caps its rate at 1/√step = 0\.5"):
+        run(target, draft, table_data(), plan, 10)
+
+
+def test_clipping_limits_the_update_but_not_what_is_reported():
+    target, draft = table_pair()
+    _, clipped = table_pair()
+    free = run(target, draft, table_data(), recipe(fixed=1), 1)[0]
+    tight = run(target, clipped, table_data(), recipe(fixed=1, clip=1e-9), 1)[0]
+    assert free.gradient_norm == tight.gradient_norm > 1e-3
+    # AdamW divides the gradient by its size plus 1e-8, so one of norm 1e-9 moves far less.
+    _, start = table_pair()
+    assert (clipped.logits - start.logits).abs().max() < 0.1 * (
+        draft.logits - start.logits
+    ).abs().max()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(bad):
+    target, draft = table_pair()
+    plan = recipe(fixed=1)
+    batches = table_data()
+    state = State(draft, batches, plan, seed=0)
+    steps = distill(target, draft, batches, plan, state=state)
+    next(steps)
+    with torch.no_grad():
+        draft.logits[:, 2] = bad
+    before = draft.logits.detach().clone()
+    with pytest.raises(UserError, match="step 2: the loss is nan"):
+        next(steps)
+    assert torch.equal(draft.logits.isnan(), before.isnan())
+    assert torch.equal(draft.logits[:, 0], before[:, 0])
+    assert draft.logits.grad is None
+    assert state.step == 1
+
+
+# What is refused.
+
+
+def test_what_cannot_be_trained_is_refused_before_the_first_step():
+    target, draft = table_pair()
+    bare = Batches([Example(torch.tensor([1]))] * 4, 4)
+    cases = [
+        (None, table_data(), recipe(fixed=1), "needs a target"),
+        (None, table_data(), recipe("cross_entropy", target=1), "needs a target"),
+        (target, bare, recipe(fixed=0.1, draft=0.9), "4 of 4 examples have no completion"),
+        (random_table(7), table_data(), recipe(fixed=1), "do not share a tokenizer"),
+        (target, table_data(), recipe(fixed=1, frozen=("x*",)), "matches no parameter"),
+        (target, table_data(), recipe(fixed=1, frozen=("*",)), "nothing is left to train"),
+    ]
+    for judge, batches, plan, words in cases:
+        with pytest.raises(UserError, match=words):
+            run(judge, draft, batches, plan, 1)
+
+
+def test_a_draft_that_shares_the_targets_weights_is_refused():
+    target, draft = table_pair()
+    draft.logits = target.logits
+    with pytest.raises(ValueError, match="shares weights"):
+        run(target, draft, table_data(), recipe(fixed=1), 1)
+
+
+def test_state_and_batches_must_be_the_recipes_own():
+    target, draft = table_pair()
+    batches, plan = table_data(), recipe(fixed=1)
+    state = State(draft, batches, plan, seed=0)
+    for data, other in ((batches, replace(plan, clip=1.0)), (table_data(size=2), plan)):
+        with pytest.raises(ValueError, match="made for the recipe"):
+            next(distill(target, draft, data, other, state=state))
+
+
+# The cache of the target's states.
+
+
+@pytest.mark.parametrize("family", ["table", "t5", "llama"])
+def test_a_cached_run_equals_an_uncached_one(family):
+    def trained(cache):
+        if family == "table":
+            (target, draft), batches = table_pair(), table_data(size=2)
+        else:
+            target, draft, batches = tiny(family, seed=1), tiny(family, seed=2), text_data()
+        plan = recipe(fixed=0.8, draft=0.2, batch_size=2, learning_rate=1e-3)
+        steps = run(target, draft, batches, plan, 12, cache=cache)
+        return [step.loss for step in steps], weights(draft)
+
+    losses, cold = trained(None)
+    cached_losses, warm = trained(HiddenCache())
+    assert cached_losses == pytest.approx(losses, rel=1e-4)
+    for name in cold:
+        torch.testing.assert_close(warm[name], cold[name], rtol=1e-3, atol=1e-4)
+
+
+def test_from_the_second_epoch_on_fixed_data_costs_no_target_pass(monkeypatch):
+    target, draft = table_pair()
+    passes = watch(monkeypatch, target)
+    cache = HiddenCache()
+    batches = table_data()
+    run(target, draft, batches, recipe(fixed=1), 4 * batches.per_epoch, cache=cache)
+    assert len(passes) == cache.passes == batches.per_epoch
+
+
+def test_the_cache_scores_only_what_is_new_and_gives_rows_in_the_order_asked():
+    target, _ = table_pair()
+    batches, cache = table_data(), HiddenCache()
+
+    def batch(*indices):
+        rows = [batches.examples[i] for i in indices]
+        return loop.Batch(tuple(e.prompt for e in rows), tuple(e.completion for e in rows))
+
+    cache.states(target, (1, 3), batch(1, 3))
+    for indices in ((3, 2, 1), (2, 3)):
+        torch.testing.assert_close(
+            cache.states(target, indices, batch(*indices)),
+            score(target, batch(*indices)),
+            rtol=1e-6,
+            atol=1e-6,
+        )
+    assert cache.passes == 2
+
+
+def test_the_cache_stores_in_the_type_asked_for_and_answers_in_the_targets():
+    target, _ = table_pair()
+    example = table_data().examples[0]
+    batch = loop.Batch((example.prompt,), (example.completion,))
+    half = HiddenCache(torch.bfloat16).states(target, (0,), batch)
+    assert half.dtype == torch.float64
+    assert torch.equal(half, score(target, batch).bfloat16().double())
+
+
+def test_the_cache_notices_other_data_under_the_same_number():
+    target, _ = table_pair()
+    one, two = (table_data().examples[i] for i in (0, 1))
+    cache = HiddenCache()
+    cache.states(target, (0,), loop.Batch((one.prompt,), (one.completion,)))
+    with pytest.raises(ValueError, match=r"examples \[0\] have completions of \(4,\) tokens"):
+        cache.states(target, (0,), loop.Batch((two.prompt,), (two.completion,)))
