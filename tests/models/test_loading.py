@@ -9,11 +9,12 @@ import sys
 import gguf
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from distillspec.errors import UserError
-from distillspec.models import load, load_tokenizer, loading, wrap
+from distillspec.models import load, load_tokenizer, loading, saving, wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers
 from support import FAMILIES, SIZE, byte_tokenizer, module, tiny
@@ -177,6 +178,24 @@ def test_t5_in_float16_is_refused_before_its_weights_are_read(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="overflows in float16"):
         load(tmp_path, dtype=torch.float16)
+
+
+def test_a_trimmed_draft_on_the_hub_is_loaded_trimmed(tmp_path, monkeypatch):
+    """The kept ids are asked of the hub, not only looked for in a folder."""
+    (tmp_path / "kept_ids.json").write_text('{"kept_ids": [1, 5]}')
+    asked = []
+
+    def fetch(source, file):
+        asked.append((source, file))
+        if source == "org/whole":
+            raise EntryNotFoundError("404")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(saving, "hf_hub_download", fetch)
+    assert saving.find_kept("org/whole") is None
+    file = saving.find_kept("org/trimmed")
+    assert saving.read_kept(file, 6).tolist() == [1, 5]
+    assert asked == [("org/whole", "kept_ids.json"), ("org/trimmed", "kept_ids.json")]
 
 
 def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):

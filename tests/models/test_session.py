@@ -267,9 +267,11 @@ def test_a_decoder_that_numbers_rows_alike_takes_one_prompt_at_a_time():
         pad_token_id=0,
         bos_token_id=3,
     )
-    model = wrap(seeded(lambda: BartForConditionalGeneration(config), 0), word_tokenizer())
-    rows = Rows(model, [[7, 8, 1]])
+    made = seeded(lambda: BartForConditionalGeneration(config), 0)
     generator = torch.Generator().manual_seed(0)
+    made.final_logits_bias.copy_(torch.randn(1, SIZE, generator=generator))
+    model = wrap(made, word_tokenizer())
+    rows = Rows(model, [[7, 8, 1]])
     rows.extend([4], 4, generator)
     rows.rollback([2])
     rows.extend([3], 3, generator)
@@ -277,6 +279,26 @@ def test_a_decoder_that_numbers_rows_alike_takes_one_prompt_at_a_time():
         model.open([torch.tensor([7]), torch.tensor([8])])
     with pytest.raises(UserError, match="one prompt at a time"):
         rows.session.join(model.open([torch.tensor([7])]))
+
+
+def test_feeding_nothing_changes_nothing(model):
+    session = model.open([torch.tensor(p) for p in PROMPTS[:2]])
+    before = list(session.cache.lengths)
+    states = session.extend(torch.full((2, 3), 9), torch.tensor([0, 0]))
+    assert states.shape == (2, 3, 32)
+    assert session.cache.lengths == before
+    session.keep(torch.tensor([], dtype=torch.int64))
+    assert session.room.tolist() == []
+
+
+def test_an_empty_prompt_and_a_foreign_session_are_errors():
+    model, other = tiny("llama"), tiny("llama", seed=1)
+    with pytest.raises(ValueError, match="at least one token"):
+        model.open([torch.tensor([7]), torch.tensor([], dtype=torch.int64)])
+    with pytest.raises(ValueError, match="same model"):
+        model.open([torch.tensor([7])]).join(other.open([torch.tensor([7])]))
+    with pytest.raises(ValueError, match="expected 1 rows"):
+        model.open([torch.tensor([7])]).extend(torch.zeros(2, 1).long(), torch.tensor([1, 1]))
 
 
 def test_sessions_leave_the_global_random_state_alone(model):

@@ -25,7 +25,7 @@ from transformers import (
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
-from distillspec.models.saving import read_kept
+from distillspec.models.saving import find_kept, read_kept
 from distillspec.models.text import Tokenizer
 from distillspec.models.vocabulary import check_same
 from distillspec.models.wrapping import assemble, refuse_dtype
@@ -184,7 +184,9 @@ def _load(
         )
     if place.gguf:
         _forget_quantization(module)
-    kept = None if place.gguf else read_kept(Path(place.source), tokenizer.vocabulary.size)
+    with _explained(place, "kept ids"):
+        file = None if place.gguf else find_kept(place.source)
+    kept = None if file is None else read_kept(file, tokenizer.vocabulary.size)
     return assemble(module.to(device), tokenizer, kept)
 
 

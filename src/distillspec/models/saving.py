@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -61,7 +63,14 @@ def trim_head(module: PreTrainedModel, kept: Tensor, name: str) -> Untrimmed:
         module: Changed in place; its input embedding stays whole.
         kept: [K] int64 ascending ids.
         name: What messages call the model.
+
+    Raises:
+        UserError: naming the model, if more than its output layer depends on the ids.
     """
+    if getattr(module, "final_logits_bias", None) is not None:
+        raise UserError(
+            f"{name} adds a bias to its logits beside its head, so the head stays whole"
+        )
     whole = output_layer(module, name)
     bias = None if whole.bias is None else whole.bias.detach().cpu().clone()
     untrimmed = Untrimmed(kept.cpu(), whole.weight.detach().cpu().clone(), bias)
@@ -99,15 +108,27 @@ def write_folder(
     tokenizer.save(folder)
 
 
-def read_kept(folder: Path, size: int) -> Tensor | None:
-    """Return the [K] int64 kept ids of a trimmed draft's folder, None for any other folder.
+def find_kept(source: str) -> Path | None:
+    """Find the kept ids of a trimmed draft, None for a model with a whole head.
+
+    Args:
+        source: A folder or a hub name.
+    """
+    if Path(source).is_dir():
+        file = Path(source) / KEPT_FILE
+        return file if file.exists() else None
+    try:
+        return Path(hf_hub_download(source, KEPT_FILE))
+    except EntryNotFoundError:
+        return None
+
+
+def read_kept(file: Path, size: int) -> Tensor:
+    """Return the [K] int64 kept ids of a trimmed draft.
 
     Raises:
-        UserError: if the file is there and does not hold ascending ids below `size`.
+        UserError: if the file does not hold ascending ids below `size`.
     """
-    file = folder / KEPT_FILE
-    if not file.exists():
-        return None
     try:
         ids = json.loads(file.read_text(encoding="utf-8"))["kept_ids"]
         kept = torch.tensor(ids, dtype=torch.int64)

@@ -130,8 +130,6 @@ def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) ->
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)
     bias: Tensor | None = getattr(module, "final_logits_bias", None)
-    if bias is not None:
-        bias = bias[0] if kept is None else bias[0, kept.to(bias.device)]
     return Head(
         output_layer(module, tokenizer.name),
         tokenizer.vocabulary,
@@ -139,7 +137,7 @@ def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) ->
         before=config.hidden_size**-0.5 if scaled else 1.0,
         after=(1.0 if factor is None else factor) / (1.0 if divisor is None else divisor),
         cap=getattr(config, "final_logit_softcapping", None),
-        bias=bias,
+        bias=None if bias is None else bias[0],
     )
 
 
