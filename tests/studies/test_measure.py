@@ -169,14 +169,16 @@ def run_of(output, block_seconds, blocks):
 
 
 def test_the_cost_model_is_fitted_from_passes_and_blocks():
-    """block = t(γ+1) + γ·t_draft + o with t(1) = 10, t(4) = 12, t_draft = 2, o = 0.5, γ = 3."""
+    """block(3) = t(4) + 3·t_draft + o and block(0) = t(1) + o', with o = 0.5 and o' = 0.25."""
     (output,) = complete(
         random_table(), None, [torch.tensor([0])], gamma=0, max_new_tokens=2, sampling=GREEDY
     )
     passes = Passes(target={1: 10.0, 2: 10.5, 3: 11.0, 4: 12.0}, drafts={"d": 2.0})
-    race = Race(run_of(output, 10.5, 4), {"d": run_of(output, 18.5, 2)}, passes)
+    race = Race(run_of(output, 10.25, 4), {"d": run_of(output, 18.5, 2)}, passes)
     cost = fit_cost([passes], [race], "d", gamma=3)
-    assert cost == Cost(target=(10.0, 10.5, 11.0, 12.0), draft=2.0, overhead=0.5)
+    assert cost == Cost((10.0, 10.5, 11.0, 12.0), 2.0, overhead=0.5, overhead_plain=0.25)
+    assert cost.block(3) == 18.5
+    assert cost.block(0) == 10.25
     assert fit_cost([passes], [], "d", gamma=3).overhead == 0
 
 

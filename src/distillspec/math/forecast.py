@@ -141,15 +141,17 @@ class Cost:
     """Seconds of one draft pass over one token."""
     overhead: float = 0.0
     """Seconds a block spends outside both models."""
+    overhead_plain: float | None = None
+    """The same for a block without drafted tokens, which verifies nothing; None if it is equal."""
 
     def __post_init__(self) -> None:
         """Refuse costs that no clock gives."""
         if not self.target or not all(seconds > 0 for seconds in self.target):
             raise ValueError(f"target is {self.target}, expected positive seconds per pass")
-        if not (self.draft >= 0 and self.overhead >= 0):
-            raise ValueError(
-                f"draft is {self.draft} and overhead {self.overhead}, expected seconds ≥ 0"
-            )
+        for name in ("draft", "overhead", "overhead_plain"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds >= 0:
+                raise ValueError(f"{name} is {seconds}, expected seconds ≥ 0")
 
     @property
     def c(self) -> float:
@@ -170,7 +172,9 @@ class Cost:
                 f"gamma {gamma} needs the target's time for {gamma + 1} tokens, "
                 f"known up to {len(self.target)}"
             )
-        return self.target[gamma] + gamma * self.draft + self.overhead
+        plain = gamma == 0 and self.overhead_plain is not None
+        overhead = self.overhead_plain if plain else self.overhead
+        return self.target[gamma] + gamma * self.draft + (overhead or 0.0)
 
 
 def speedup(tau: float, gamma: int, cost: Cost) -> float:

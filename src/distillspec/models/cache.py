@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,50 @@ def cache_argument(module: nn.Module, name: str) -> str:
     )
 
 
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers' own hook
+    """A cache layer with room to grow: adding a column does not copy the others.
+
+    transformers' own layer joins old and new columns at every step, which for a batch costs more
+    than the attention itself. Here `keys` and `values` are the first columns of larger buffers;
+    whoever sets them to other tensors makes the next update move into new buffers.
+    """
+
+    _buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add [B, heads, k, D] columns and return all of them; see the base class."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        width = self.get_seq_length() + key_states.shape[2]
+        held = _states(self)
+        buffers = self._buffers
+        if buffers is None or not all(map(_has_room, buffers, held, [width] * 2)):
+            capacity = width + max(64, width // 4)
+            buffers = _with_room(held[0], capacity), _with_room(held[1], capacity)
+            self._buffers = buffers
+        for buffer, new in zip(buffers, (key_states, value_states), strict=True):
+            buffer[:, :, width - new.shape[2] : width] = new
+        self.keys, self.values = buffers[0][:, :, :width], buffers[1][:, :, :width]
+        return self.keys, self.values
+
+
+def _has_room(buffer: Tensor, states: Tensor, width: int) -> bool:
+    """Tell whether `states` are still the first columns of a buffer with `width` columns."""
+    same = buffer.data_ptr() == states.data_ptr() and len(buffer) == len(states)
+    return same and buffer.shape[2] >= width
+
+
+def _with_room(states: Tensor, capacity: int) -> Tensor:
+    """Copy [B, heads, L, D] states into the first columns of a new buffer."""
+    B, heads, L, D = states.shape
+    buffer = states.new_empty(B, heads, capacity, D)
+    buffer[:, :, :L] = states
+    return buffer
+
+
 class RaggedCache:
     """The self-attention columns of B rows, of which each row uses the last `lengths[row]`.
 
@@ -54,6 +99,7 @@ class RaggedCache:
     def __init__(self, rows: int, *, cross: bool = False) -> None:
         """Make an empty cache of `rows` rows, with cross-attention if asked."""
         self.own = DynamicCache()
+        self.own.layer_class_to_replicate = GrowingLayer
         self.cross = DynamicCache() if cross else None
         self.cache: Cache = self.own
         if self.cross is not None:

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
+from distillspec.models.lean import is_lean, lean_states
 from distillspec.models.protocol import Batch
 from distillspec.models.session import CachedSession, Source
 
@@ -31,6 +32,7 @@ class CausalBody:
         self.name = name
         self.context = context
         self._cache_argument = cache_argument(module.base_model, name)
+        self._lean = is_lean(module)
 
     @property
     def batches(self) -> bool:
@@ -58,11 +60,14 @@ class CausalBody:
     def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
         k = tokens.shape[1]
+        limit = UNBOUNDED if self.context is None else self.context
+        mask = cache.mask(k, tokens.device)
+        positions = cache.positions(k, limit, tokens.device)
+        if self._lean:
+            return lean_states(self.module, tokens, cache.own, mask, positions)
         arguments = {"input_ids": tokens, "use_cache": True, self._cache_argument: cache.cache}
         if cache.padded:
-            limit = UNBOUNDED if self.context is None else self.context
-            arguments["attention_mask"] = cache.mask(k, tokens.device)
-            arguments["position_ids"] = cache.positions(k, limit, tokens.device)
+            arguments |= {"attention_mask": mask, "position_ids": positions}
         hidden: Tensor = self.module.base_model(**arguments).last_hidden_state
         return hidden
 

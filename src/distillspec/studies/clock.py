@@ -21,6 +21,9 @@ from distillspec.math.sampling import Sampling, draw
 from distillspec.models.protocol import LanguageModel, Session
 from distillspec.studies.outputs import Report, seeded
 
+PASSES = 3
+"""Timed passes of a kind per prompt, of which the median counts."""
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -76,18 +79,18 @@ class Timer:
     max_new_tokens: int
     """Tokens per run, at most."""
     repetitions: int
-    """Timed passes of a kind per prompt, and runs of a kind, of which the median counts."""
+    """Timed runs of a kind per prompt, of which the median counts."""
     seed: int
     """Of the runs: every run of a prompt has the same."""
 
     @torch.inference_mode()
-    def passes(self, prompt: Tensor, widths: Sequence[int]) -> Passes:
+    def passes(self, prompt: Tensor, widths: Sequence[int], repetitions: int = PASSES) -> Passes:
         """Time single passes on sessions that hold the prompt, rolled back after each pass."""
         target = self.target.open([prompt])
         drafts = {name: draft.open([prompt]) for name, draft in self.drafts.items()}
         seconds: dict[int, list[float]] = {k: [] for k in widths}
         draft_seconds: dict[str, list[float]] = {name: [] for name in drafts}
-        for _ in range(self.repetitions):
+        for _ in range(repetitions):
             for k in widths:
                 seconds[k].append(_time_pass(target, k, self._finish_target))
             for name, session in drafts.items():
@@ -173,18 +176,27 @@ def fit_cost(table: Sequence[Passes], races: Sequence[Race], name: str, gamma: i
         name: The draft.
         gamma: The γ it ran at.
     """
-    widths = sorted(table[0].target)
-    overheads = [
-        statistics.median(run.blocks) - race.passes.target[g + 1] - g * race.passes.drafts[name]
-        for race in races
-        for run, g in ((race.plain, 0), (race.runs[name], gamma))
-    ]
+    passes = [*table, *(race.passes for race in races)]
+    # Noise can make passes look dearer than the blocks that contain them: no less than 0.
     return Cost(
-        target=tuple(statistics.median(one.target[k] for one in table) for k in widths),
-        draft=statistics.median(one.drafts[name] for one in table),
-        # Noise can make passes look dearer than the blocks that contain them.
-        overhead=max(0.0, statistics.median(overheads)) if overheads else 0.0,
+        target=tuple(
+            statistics.median(one.target[k] for one in passes if k in one.target)
+            for k in sorted(table[0].target)
+        ),
+        draft=statistics.median(one.drafts[name] for one in passes),
+        overhead=max(0.0, _unexplained(races, name, gamma)) if races else 0.0,
+        overhead_plain=max(0.0, _unexplained(races, None, 0)) if races else None,
     )
+
+
+def _unexplained(races: Sequence[Race], name: str | None, gamma: int) -> float:
+    """Return the median seconds of a block that the passes timed beside it do not explain."""
+    left = []
+    for race in races:
+        run = race.plain if name is None else race.runs[name]
+        drafted = 0.0 if name is None else gamma * race.passes.drafts[name]
+        left.append(statistics.median(run.blocks) - race.passes.target[gamma + 1] - drafted)
+    return statistics.median(left)
 
 
 def _median_run(runs: Sequence[Run]) -> Run:

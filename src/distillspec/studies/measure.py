@@ -41,7 +41,7 @@ class Plan:
     clock_prompts: int
     """Prompts on which the engine runs on the clock; 0 runs it nowhere."""
     repetitions: int
-    """Timed passes and runs of each kind per prompt, of which the median counts."""
+    """Timed runs of each kind per prompt, of which the median counts."""
     seed: int
     """Of the clocked runs."""
     draft_sampling: Sampling | None = None
@@ -81,6 +81,7 @@ class CostRow(TypedDict):
     target_ms: float
     draft_ms: float
     overhead_ms: float
+    overhead_plain_ms: float
     c: float
     target_ms_by_tokens: list[float]
 
@@ -284,6 +285,7 @@ def _measurement(
             target_ms=1e3 * cost.target[0],
             draft_ms=1e3 * cost.draft,
             overhead_ms=1e3 * cost.overhead,
+            overhead_plain_ms=1e3 * (cost.block(0) - cost.target[0]),
             c=cost.c,
             target_ms_by_tokens=[1e3 * seconds for seconds in cost.target],
         ),
