@@ -89,7 +89,7 @@ def run(settings: Demo) -> dict[str, Any]:
     if settings.minutes < 2:
         raise UserError(f"--minutes {settings.minutes:g}: the demo needs at least 2")
     budget = Budget(60 * settings.minutes)
-    path = settings.target or _packaged_target()
+    path = settings.target or packaged_target()
     sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
     if len(sides.held_out) < CLOCKED or len(sides.train) < WRITERS:
         raise UserError(
@@ -153,7 +153,7 @@ def tell(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"figures: {result['report']}"])
 
 
-def _packaged_target() -> str:
+def packaged_target() -> str:
     """Find the GGUF file of the package that carries the default target."""
     found = find_spec(PACKAGE)
     files = (
