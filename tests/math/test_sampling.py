@@ -148,6 +148,11 @@ def test_the_smallest_temperature_is_finite_and_nearly_greedy():
     assert Sampling(temperature=1e-6).probabilities(logits).tolist() == [1.0, 0.0, 0.0]
 
 
+def test_a_row_masked_with_the_smallest_float_does_not_overflow():
+    logits = torch.full((4,), torch.finfo(torch.float32).min)
+    assert Sampling(temperature=0.5).probabilities(logits).tolist() == [0.25] * 4
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -219,6 +224,18 @@ def test_draw_is_right_on_a_large_vocabulary():
     ids = draw(row.expand(len(middles), -1), middles)
     assert ids.tolist() == [1 + 30_000 * i for i in range(len(middles))]
     assert draw(row, torch.tensor(LAST_BELOW_ONE, dtype=torch.float64)) == 149_999
+
+
+def test_a_cumulative_sum_that_is_not_monotone_draws_no_impossible_id(monkeypatch):
+    """Parallel sums, as on a GPU, may step up by an ulp at an id of probability 0."""
+
+    def parallel(tensor, dim, dtype):
+        return torch.tensor([0.5, 0.5 + 2**-53, 0.5, 1.0 - 2**-53, 1.0], dtype=dtype)
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", parallel)
+    row = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0])
+    for u in (0.0, 0.5 - 2**-54, 0.5, 0.5 + 2**-53, LAST_BELOW_ONE):
+        assert row[draw(row, torch.tensor(u, dtype=torch.float64))] > 0
 
 
 def test_draw_follows_the_law():

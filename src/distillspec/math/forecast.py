@@ -80,8 +80,8 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
     if r.ndim != 1 or not ((r >= 0) & (r <= 1)).all():
         raise ValueError(f"ratios must be one row of numbers in [0, 1], got shape {r.shape}")
     L = len(r)
-    # Zeros past the end stand for g = min(γ, L−s−1): wherever a block ends beyond L−1, nothing
-    # is left to emit, so all those ends are one outcome.
+    # Padding stands in for g = min(γ, L−s−1): wherever a block ends beyond L−1, nothing is left
+    # to emit, so all those ends are one outcome, whatever the padding holds.
     judged = _windows(np.append(r, np.zeros(gamma + 1)), gamma + 1)[:L, :gamma]  # [L, γ]
     reached = np.hstack([np.ones((L, 1)), judged.cumprod(axis=1)])  # [L, γ+1]
     # Column k: the block from s ends with k accepted, and the next one starts at s+k+1.

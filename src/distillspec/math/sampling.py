@@ -69,7 +69,8 @@ class Sampling:
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)  # the first of equal ones
             return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-        # The largest is subtracted first, so that a small temperature cannot overflow.
+        # The largest is subtracted first, so that dividing cannot overflow: rows masked with the
+        # smallest float would turn into −inf throughout.
         logits = (logits - largest) / self.temperature
         if self.top_k is not None or self.top_p < 1:
             logits = logits.masked_fill(~self._survivors(logits), -math.inf)
