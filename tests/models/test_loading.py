@@ -199,8 +199,8 @@ def test_a_trimmed_draft_on_the_hub_is_loaded_trimmed(tmp_path, monkeypatch):
 
 
 def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
-    made = module("llama", rows=258)
-    hf = byte_tokenizer(merges=(("a", "b"),))
+    made = module("llama", rows=259)
+    hf = byte_tokenizer(merges=(("a", "b"), ("c", "d")))
     file = tmp_path / "tiny.gguf"
     write_gguf(made, hf, file)
     capfd.readouterr()
@@ -209,7 +209,7 @@ def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
     whole = wrap(made, hf)
     assert torch.allclose(logits(model), logits(whole), atol=1e-4)
     assert model.vocabulary.pieces == whole.vocabulary.pieces
-    assert model.tokenizer.prompt("abé").tolist() == whole.tokenizer.prompt("abé").tolist()
+    assert model.tokenizer.prompt("abécd").tolist() == whole.tokenizer.prompt("abécd").tolist()
     assert load(file, dtype=torch.bfloat16).dtype == torch.bfloat16
     model.save(tmp_path / "saved")
     assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
@@ -245,8 +245,10 @@ def write_gguf(made, hf, file):
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([piece for piece, _ in pieces])
     writer.add_token_types([3 if piece == "<|endoftext|>" else 1 for piece, _ in pieces])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(hf.eos_token_id)
     writer.add_eos_token_id(hf.eos_token_id)
+    writer.add_add_bos_token(False)
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
