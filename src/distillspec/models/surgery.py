@@ -223,19 +223,11 @@ def _narrow_config(
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == config.num_hidden_layers:
             setattr(small, key, (value * layers)[:layers] if key != "architectures" else value)
-    sizes = {
-        "hidden_size": width,
-        "head_dim": width // heads,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "num_decoder_layers": layers,
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "num_hidden_layers": layers,
-    }
-    for key, size in sizes.items():
+    attention = ("num_attention_heads", "num_key_value_heads")
+    attention += ("encoder_attention_heads", "decoder_attention_heads")
+    depth = ("num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers")
+    sizes = dict.fromkeys(attention, heads) | dict.fromkeys(depth, layers)
+    for key, size in (sizes | {"hidden_size": width, "head_dim": width // heads}).items():
         if getattr(config, key, None) is not None:
             setattr(small, key, size)
     return small
