@@ -223,10 +223,9 @@ def _narrow_config(
     for key, value in vars(config).items():
         if isinstance(value, list) and len(value) == config.num_hidden_layers:
             setattr(small, key, (value * layers)[:layers] if key != "architectures" else value)
-    attention = ("num_attention_heads", "num_key_value_heads")
-    attention += ("encoder_attention_heads", "decoder_attention_heads")
+    kinds = ("num_attention", "num_key_value", "encoder_attention", "decoder_attention")
     depth = ("num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers")
-    sizes = dict.fromkeys(attention, heads) | dict.fromkeys(depth, layers)
+    sizes = dict.fromkeys([f"{kind}_heads" for kind in kinds], heads) | dict.fromkeys(depth, layers)
     for key, size in (sizes | {"hidden_size": width, "head_dim": width // heads}).items():
         if getattr(config, key, None) is not None:
             setattr(small, key, size)
