@@ -181,6 +181,58 @@ def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monke
     assert not found["interrupted"]
 
 
+def test_distill_says_whether_it_changed_anything(capsys, tmp_path, pair, prompts):
+    held = tmp_path / "held.jsonl"
+    held.write_text(
+        "".join(json.dumps({"prompt": f"w{i} w{i + 1} w{i + 2}"}) + "\n" for i in range(20, 32))
+    )
+    arguments = [
+        "distill", "--target", pair[0], "--draft", saved(tmp_path / "stranger", seed=3),
+        "--prompts", prompts,
+        "--held-out", held, "--optimizer", "adamw", "--batch-size", 4, "--on-policy", 1,
+        "--max-new-tokens", 12, "--evaluate-every", 0,
+    ]  # fmt: skip
+    code, idle, said = run(
+        capsys, *arguments, "--steps", 1, "--learning-rate", "1e-12", "--out", tmp_path / "idle"
+    )
+    assert code == 0
+    assert idle["alpha_change"]["value"] == pytest.approx(0, abs=1e-6)
+    assert "no change" in said
+    code, moved, said = run(
+        capsys, *arguments, "--steps", 40, "--learning-rate", "5e-3", "--out", tmp_path / "moved"
+    )
+    assert code == 0
+    assert moved["alpha_change"]["low"] > 0
+    assert moved["tau_change"]["low"] > 0
+    assert "no change" not in said
+    rows = [
+        json.loads(line) for line in (tmp_path / "moved" / "metrics.jsonl").read_text().splitlines()
+    ]
+    judged = [row["evaluation"] for row in rows if "evaluation" in row]
+    assert len(judged) == 42  # before, after every step, and at the end
+    assert judged[-1]["alpha_sum"] / judged[-1]["alpha_count"] == moved["alpha"]["value"]
+
+
+def test_prompts_held_out_must_not_be_trained_on(capsys, tmp_path, pair, prompts):
+    said = refused(
+        capsys, "distill", "--target", pair[0], "--draft", pair[1], "--prompts", prompts,
+        "--held-out", prompts, "--steps", 1, "--out", tmp_path / "r",
+    )  # fmt: skip
+    assert "8 of 8" in said
+
+
+def test_invalid_lines_are_skipped_only_on_request_and_counted(capsys, tmp_path, pair):
+    file = tmp_path / "mixed.jsonl"
+    file.write_text(
+        '{"prompt": "w6", "target": "w7"}\nnonsense\n{"prompt": "w8", "target": "w9"}\n'
+    )
+    arguments = ["sft", "--draft", pair[1], "--prompts", file, "--steps", 1]
+    assert f"{file}:2" in refused(capsys, *arguments, "--out", tmp_path / "a")
+    code, _, said = run(capsys, *arguments, "--out", tmp_path / "b", "--skip-invalid")
+    assert code == 0
+    assert "3 lines read, 2 kept, 1 skipped" in " ".join(said.split())
+
+
 def test_errors_of_the_command_line(capsys, tmp_path, pair, prompts):
     target, draft = pair
     both = ["--target", target, "--draft", draft, "--prompts", prompts]

@@ -58,7 +58,7 @@ WRITERS = 64
 """Prompts the target answers at once in training data."""
 BATCH = 16
 """Sequences per update: small, because a run has only some hundred updates."""
-SHARES = {"data": 0.28, "sft": 0.08, "after": 0.32, "control": 0.32}
+SHARES = {"data": 0.4, "sft": 0.08, "after": 0.26, "control": 0.26}
 """How the time that measuring leaves is spent."""
 
 _ADAMW = AdamW(beta2=0.95)

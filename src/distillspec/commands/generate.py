@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, sampling_of
+from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, rows_of, sampling_of
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Generate
 from distillspec.models import load
 from distillspec.studies.outputs import complete_all, seeded
 from distillspec.studies.store import write_text
-from distillspec.tasks import read_prompts
 
 
 def run(settings: Generate) -> dict[str, Any]:
     """Decode every prompt and write the file, whole or not at all."""
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
-    rows = read_prompts(settings.prompts, limit=settings.limit)
+    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     target = load(
         settings.target, dtype=dtype_of(settings.dtype), device=device_of(settings.device)
     )

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from distillspec.commands.evaluation import evaluate, evaluation_row
+from distillspec.commands.metrics import metrics_row
 from distillspec.commands.progress import training_bar
-from distillspec.commands.train import metrics_row
 from distillspec.models.adapter import TransformersModel
-from distillspec.studies.measure import calls
-from distillspec.studies.outputs import TargetOutputs, score
+from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import Run
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
@@ -22,8 +22,6 @@ from distillspec.training.state import State
 
 EVALUATIONS = 6
 """Times per stage that α and τ are taken on the held-out answers, beside its start."""
-GAMMA = 3
-"""The γ of that τ: the smallest of the paper's."""
 
 
 @dataclass
@@ -99,22 +97,6 @@ class Lab:
 
     def _evaluate(self, stage: str, draft: TransformersModel, state: State) -> float:
         """Take α and τ on the held-out answers, log their counts, and return α."""
-        scores = score(
-            self.target, draft, self.held, draft_sampling=self.held.sampling, batch_size=32
-        )
-        accepted, tokens = float(scores.acceptance.sum()), int(scores.lengths.sum())
-        self.store.log(
-            {
-                "stage": stage,
-                "step": state.step,
-                "seconds": state.seconds,
-                "evaluation": {
-                    "alpha_sum": accepted,
-                    "alpha_count": tokens,
-                    "gamma": GAMMA,
-                    "tokens": tokens,
-                    "calls": float(calls(scores, GAMMA)[0].sum()),
-                },
-            }
-        )
-        return accepted / tokens
+        scores = evaluate(self.target, draft, self.held)
+        self.store.log({"stage": stage, **evaluation_row(scores, state.step, state.seconds)})
+        return float(scores.acceptance.sum() / scores.lengths.sum())

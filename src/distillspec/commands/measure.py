@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, sampling_of
+from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, rows_of, sampling_of
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Measure
 from distillspec.errors import UserError
@@ -15,7 +15,6 @@ from distillspec.settings import as_dict
 from distillspec.studies.measure import Plan, measure
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
 from distillspec.studies.store import RESULT, Run
-from distillspec.tasks import read_prompts
 
 
 def run(settings: Measure) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def run(settings: Measure) -> dict[str, Any]:
         repetitions=settings.repetitions,
         seed=settings.seed,
     )
-    rows = read_prompts(settings.prompts, limit=settings.limit)
+    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     device = device_of(settings.device)
     target, draft = load_pair(
         settings.target, settings.draft, dtype=dtype_of(settings.dtype), device=device

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distillspec.commands.progress import console
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Tokenizer
-from distillspec.tasks import Row
+from distillspec.tasks import Row, read_prompts, read_valid_prompts
 from distillspec.training.data import Example
 
 
@@ -46,6 +47,19 @@ def dtype_of(setting: str) -> torch.dtype | None:
 def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling:
     """Make sampling settings of three flags."""
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+def rows_of(prompts: str, limit: int | None, *, skip_invalid: bool) -> list[Row]:
+    """Read a prompt file or task; say on stderr what was left out, if that was asked for.
+
+    Raises:
+        UserError: as `read_prompts` and `read_valid_prompts`.
+    """
+    if not skip_invalid:
+        return read_prompts(prompts, limit=limit)
+    reading = read_valid_prompts(prompts, limit=limit)
+    console().print(f"{prompts}: {reading}")
+    return list(reading.rows)
 
 
 def prompt_ids(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Tensor]:

@@ -61,6 +61,8 @@ class Train:
     """Largest norm of the gradient; leave out not to clip (the paper names no clipping)."""
     limit: int | None = None
     """Use at most this many rows of --prompts."""
+    skip_invalid: bool = False
+    """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
     save_every: float = 5.0
     """Minutes between checkpoints; one is written at the end and on Ctrl-C too."""
     keep: int = 2
@@ -100,6 +102,11 @@ class Distill(Train):
     """Share of steps on completions sampled from the target."""
     max_new_tokens: int = 64
     """Length limit of sampled completions, in tokens (the paper's for XSum)."""
+    held_out: str | None = None
+    """Prompt file or task, none of it in --prompts, on whose target answers α and τ are taken
+    before, during and after training; leave out not to evaluate."""
+    evaluate_every: float = 5.0
+    """Minutes of training between evaluations."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,8 @@ class Generate:
     """Prompts decoded at once."""
     limit: int | None = None
     """Use at most this many prompts."""
+    skip_invalid: bool = False
+    """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
     dtype: DType = "auto"
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
@@ -156,6 +165,8 @@ class Measure:
     """Length limit of an answer, in tokens."""
     limit: int = 32
     """Use at most this many prompts."""
+    skip_invalid: bool = False
+    """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
     clock_prompts: int = 8
     """Run the engine on the clock on this many of them; 0 for a forecast alone."""
     repetitions: int = 3

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from distillspec.commands.pairs import device_of, examples
-from distillspec.commands.progress import training_bar
+from distillspec.commands.evaluation import GAMMA, evaluate, evaluation_row
+from distillspec.commands.metrics import Totals, figures, metrics_row
+from distillspec.commands.pairs import device_of, examples, prompt_ids, rows_of
+from distillspec.commands.progress import bar, training_bar
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.errors import UserError
+from distillspec.math.sampling import Sampling
 from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
+from distillspec.studies.estimates import ratio
+from distillspec.studies.measure import compare
+from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
 from distillspec.studies.store import RESULT, Run
-from distillspec.tasks import read_prompts
+from distillspec.tasks import Row, overlap, read_prompts
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
@@ -24,68 +30,139 @@ from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import SEQKD, Divergence, Mixture, Recipe, named
 from distillspec.training.state import State
 
+CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints within a run directory."""
+
 
 def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
+    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     draft = load(settings.draft, device=device_of(settings.device))
-    return _train("sft", None, draft, recipe, settings)
+    batches = Batches(examples(draft.tokenizer, rows), recipe.batch_size)
+    state = State(draft, batches, recipe, seed=settings.seed)
+    run, _ = _open("sft", draft, state, settings)
+    steps = sft(draft, batches, recipe, state=state)
+    return _train(steps, draft, state, run, settings, lambda _: None)
 
 
 def run_distill(settings: Distill) -> dict[str, Any]:
-    """Distil a draft toward its target."""
+    """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     recipe = _fit(_recipe(settings), settings)
+    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
+    held_rows = _held_out(rows, settings.held_out)
     target, draft = load_pair(settings.target, settings.draft, device=device_of(settings.device))
-    return _train("distill", target, draft, recipe, settings)
-
-
-def _train(
-    verb: str,
-    target: TransformersModel | None,
-    draft: TransformersModel,
-    recipe: Recipe,
-    settings: Train,
-) -> dict[str, Any]:
-    """Train until the budget is spent; Ctrl-C ends the run as the budget would."""
-    rows = read_prompts(settings.prompts, limit=settings.limit)
     batches = Batches(examples(draft.tokenizer, rows), recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
+    run, resumed = _open("distill", draft, state, settings)
+    held = _answers(target, held_rows, settings)
+    steps = distill(target, draft, batches, recipe, state=state, cache=HiddenCache())
+    if held is None:
+        return _train(steps, draft, state, run, settings, lambda _: None)
+    first = evaluate(target, draft, held)
+    if not resumed:
+        run.log(evaluation_row(first, state.step, state.seconds))
+    last = state.seconds
+
+    def judge(step: Step) -> None:
+        nonlocal last
+        if state.seconds - last >= 60 * settings.evaluate_every:
+            last = state.seconds
+            run.log(evaluation_row(evaluate(target, draft, held), step.step, last))
+
+    result = _train(steps, draft, state, run, settings, judge)
+    final = evaluate(target, draft, held)
+    run.log(evaluation_row(final, state.step, state.seconds))
+    change = compare(final, first, GAMMA)
+    result |= {
+        "alpha": ratio(final.acceptance, final.lengths),
+        "alpha_change": change["alpha_difference"],
+        "tau_change": change["tau_difference"],
+    }
+    run.write_json(RESULT, result)
+    return result
+
+
+def _held_out(rows: Sequence[Row], held_out: str | None) -> list[Row]:
+    """Read the held-out prompts and refuse those that are trained on."""
+    if held_out is None:
+        return []
+    held = read_prompts(held_out)
+    shared = overlap(rows, held)
+    if shared:
+        raise UserError(
+            f"{shared} of {len(held)} prompts of --held-out {held_out} are in --prompts too: "
+            "what the draft was trained on cannot say what it learned; take them out of one"
+        )
+    return held
+
+
+def _answers(
+    target: TransformersModel, rows: Sequence[Row], settings: Distill
+) -> TargetOutputs | None:
+    """Let the target answer the held-out prompts at temperature 1; None if there are none."""
+    if not rows:
+        return None
+    prompts = prompt_ids(target.tokenizer, rows)
+    with bar("held-out answers") as report:
+        outputs = complete_all(
+            target,
+            prompts,
+            sampling=Sampling(),
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            generators=seeded(settings.seed, len(prompts)),
+            report=report,
+        )
+    return TargetOutputs.of(prompts, outputs, Sampling())
+
+
+def _open(verb: str, draft: TransformersModel, state: State, settings: Train) -> tuple[Run, bool]:
+    """Make or continue the run directory; with --resume, go back to its newest checkpoint."""
     run = Run.create(
         settings.out,
         verb=verb,
-        config={**as_dict(settings), "resolved_recipe": recipe.to_dict()},
+        config={**as_dict(settings), "resolved_recipe": state.recipe.to_dict()},
         seed=settings.seed,
         device=str(draft.device),
         exists="continue" if settings.resume else "refuse",
     )
-    checkpoints = settings.out / "checkpoints"
     if settings.resume:
-        newest = checkpoint.newest(checkpoints)
+        newest = checkpoint.newest(settings.out / CHECKPOINTS)
         if newest is None:
-            raise UserError(f"{checkpoints}: no checkpoint to resume from; leave out --resume")
+            raise UserError(f"{settings.out}: no checkpoint to resume from; leave out --resume")
         checkpoint.load(newest, draft, state)
-    first = state.step
-    steps = (
-        sft(draft, batches, recipe, state=state)
-        if target is None
-        else distill(target, draft, batches, recipe, state=state, cache=HiddenCache())
-    )
-    totals = _Totals()
+    return run, settings.resume
+
+
+def _train(
+    steps: Iterator[Step],
+    draft: TransformersModel,
+    state: State,
+    run: Run,
+    settings: Train,
+    judge: Callable[[Step], None],
+) -> dict[str, Any]:
+    """Train until the budget is spent; Ctrl-C ends the run as the budget would."""
+    checkpoints = settings.out / CHECKPOINTS
+    first, totals, interrupted = state.step, Totals(), False
     saved = time.monotonic()
-    interrupted = False
     try:
-        with training_bar(verb) as show:
+        with training_bar("training") as show:
             for step in _within(steps, state, settings):
                 totals.add(step)
                 run.log(metrics_row(step, state.seconds))
-                show(_share(state, settings), _figures(step))
+                show(_share(state, settings), figures(step))
+                judge(step)
                 if time.monotonic() - saved > 60 * settings.save_every:
                     checkpoint.save(checkpoints, draft, state, keep=settings.keep)
                     saved = time.monotonic()
     except KeyboardInterrupt:
         interrupted = True
     if state.step == first:
-        raise UserError("no update was made: the budget was spent or interrupted before the first")
+        raise UserError(
+            "no update was made: the budget was spent, or interrupted, before the first"
+        )
     if checkpoint.newest(checkpoints) != checkpoints / f"step-{state.step}":
         checkpoint.save(checkpoints, draft, state, keep=settings.keep)
     draft.save(settings.out / "draft")
@@ -100,25 +177,6 @@ def _train(
     }
     run.write_json(RESULT, result)
     return result
-
-
-def metrics_row(step: Step, seconds: float) -> dict[str, Any]:
-    """Return a step as a row of metrics.jsonl: counts, not ratios."""
-    return {
-        "step": step.step,
-        "seconds": seconds,
-        "loss": step.loss,
-        "grad_norm": step.gradient_norm,
-        "learning_rate": step.learning_rate,
-        "tokens": step.tokens,
-        "source": step.source,
-        "seconds_by_part": asdict(step.seconds),
-        **(
-            {}
-            if step.accepted is None
-            else {"alpha_sum": step.accepted, "alpha_count": step.tokens}
-        ),
-    }
 
 
 def _recipe(settings: Distill) -> Recipe:
@@ -177,47 +235,20 @@ def _share(state: State, settings: Train) -> float:
     return min(1.0, max(shares))
 
 
-def _figures(step: Step) -> str:
-    alpha = step.expected_acceptance
-    told = "" if alpha is None else f" α {alpha:.3f} ({step.source})"
-    return f"loss {step.loss:.3f}{told}"
-
-
-class _Totals:
-    """Sums over the steps of this process."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.seconds: dict[str, float] = {}
-        self._losses: list[float] = []
-        self._accepted = self._judged = 0.0
-
-    def add(self, step: Step) -> None:
-        self.tokens += step.tokens
-        self._losses.append(step.loss)
-        for part, spent in asdict(step.seconds).items():
-            self.seconds[part] = self.seconds.get(part, 0.0) + spent
-        if step.accepted is not None:
-            self._accepted += step.accepted
-            self._judged += step.tokens
-
-    @property
-    def loss(self) -> float:
-        """The mean loss of the last tenth of the steps."""
-        last = self._losses[-max(1, len(self._losses) // 10) :]
-        return sum(last) / len(last)
-
-    @property
-    def acceptance(self) -> float | None:
-        """Expected acceptance over all steps; None where no target was asked."""
-        return self._accepted / self._judged if self._judged else None
-
-
 def tell(result: dict[str, Any]) -> str:
     """Say where the draft is and where the time went."""
     parts = ", ".join(f"{part} {spent:.0f} s" for part, spent in result["seconds"].items())
     ended = "interrupted; " if result["interrupted"] else ""
-    return (
+    lines = [
         f"{ended}{result['out']}: {result['steps']} steps, {result['tokens']} tokens, "
         f"loss {result['loss']:.3f} ({parts})"
-    )
+    ]
+    if "alpha" in result:
+        alpha, change = result["alpha"], result["alpha_change"]
+        moved = change["low"] > 0 or change["high"] < 0
+        lines.append(
+            f"held-out α {alpha['value']:.3f}, changed by {change['value']:+.3f} "
+            f"[{change['low']:+.3f}, {change['high']:+.3f}]"
+            + ("" if moved else ": no change that these prompts can show")
+        )
+    return "\n".join(lines)

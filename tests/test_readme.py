@@ -1,0 +1,64 @@
+"""The README keeps its word: its Python runs, its commands parse, its tables are complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from distillspec import cli
+from distillspec.models import wrap
+from distillspec.settings import parse
+from distillspec.studies.measure import CostRow, GammaRow, Measurement
+from support import module, perturbed, word_tokenizer
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIELDS = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[list[str]]:
+    joined = README.replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines() if line.startswith("    distillspec ")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_every_command_parses():
+    assert len(commands()) >= 5
+    for name, *flags in commands():
+        parse(cli.VERBS[name].settings, flags, prog=f"distillspec {name}")
+
+
+def test_every_verb_is_in_the_table():
+    table = re.findall(r"^\| `([a-z-]+)` \|", README, flags=re.MULTILINE)
+    assert table == list(dict.fromkeys(table))
+    assert set(table) == set(cli.VERBS)
+
+
+def test_every_make_target_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^    make ([a-z]+)", README, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_every_folder_of_the_tree_exists():
+    for folder in re.findall(r"^      ([a-z]+/) ", README, flags=re.MULTILINE):
+        assert (ROOT / "src" / "distillspec" / folder).is_dir()
+    for folder in re.findall(r"^    (tests/|benchmarks/|docs/) ", README, flags=re.MULTILINE):
+        assert (ROOT / folder).is_dir()
+
+
+def test_the_python_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    tokenizer = word_tokenizer()
+    hf_target = module("llama")
+    hf_draft = perturbed(wrap(hf_target, tokenizer), 0.05).module
+    exec(code, {"hf_target": hf_target, "hf_draft": hf_draft, "tokenizer": tokenizer})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_every_field_of_measure_is_documented():
+    names = {*Measurement.__annotations__, *GammaRow.__annotations__}
+    names |= {f"cost.{name}" for name in CostRow.__annotations__}
+    for name in names - {"cost"}:
+        assert f"`{name}`" in FIELDS, name
