@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,26 +62,20 @@ BATCH = 16
 SHARES = {"data": 0.4, "sft": 0.08, "after": 0.26, "control": 0.26}
 """How the time that measuring leaves is spent."""
 
-_ADAMW = AdamW(beta2=0.95)
-SFT = Recipe(
-    Divergence("cross_entropy"),
-    Mixture(fixed=1),
-    optimizer=_ADAMW,
-    learning_rate=1e-3,
-    batch_size=BATCH,
-    max_new_tokens=MAX_NEW_TOKENS,
-    clip=1.0,
-    reference="SFT on the target's answers (sequence-level distillation: hard labels)",
-)
 DISTILLSPEC = Recipe(
     Divergence("forward_kl"),
     Mixture(fixed=1),
-    optimizer=_ADAMW,
+    optimizer=AdamW(beta2=0.95),
     learning_rate=1e-3,
     batch_size=BATCH,
     max_new_tokens=MAX_NEW_TOKENS,
     clip=1.0,
-    reference="forward KL on target data, kept from epoch to epoch",
+    reference="forward KL on target data, whose states are kept from epoch to epoch",
+)
+SFT = replace(
+    DISTILLSPEC,
+    divergence=Divergence("cross_entropy"),
+    reference="the same on hard labels (sequence-level distillation)",
 )
 
 
