@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from distillspec.decoding.arguments import check_counts, check_ids, check_pair, own_generators
 from distillspec.decoding.blocks import Block, Finish, Output, collect
-from distillspec.decoding.state import State, advance, draw_uniforms, open_state, ragged
+from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned, open_state
 from distillspec.math.sampling import Sampling, draw
 from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
 from distillspec.models.protocol import LanguageModel, Session
@@ -140,7 +140,6 @@ def _block(run: _Run, state: State) -> Block:
     """Decode one block of every row: Algorithm A.1, its steps in the paper's order."""
     pending = state.target.pending  # [B]
     gammas = [max(0, min(run.gamma, row.left - 1, row.draft_left)) for row in state.rows]
-    lengths = torch.tensor(gammas, device=pending.device)  # [B]
     uniforms = draw_uniforms(state.rows, 2 * run.gamma + 1).to(pending.device)  # [B, 2γ+1]
 
     # 1. Draft w ≤ γ tokens y_i ~ q_i; rows that may draft fewer carry meaningless ones behind.
@@ -149,7 +148,7 @@ def _block(run: _Run, state: State) -> Block:
 
     # 2. One target pass over the block gives p_0 … p_w.
     tokens = torch.stack([pending, *drafted], dim=1)  # [B, w+1]
-    states = _states(state.target, tokens, lengths + 1)  # [B, w+1, H]
+    states = _states(state.target, tokens, [g + 1 for g in gammas])  # [B, w+1, H]
     logits = run.target.head(states)  # [B, w+1, V]
     p = run.sampling.probabilities(logits)
     q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
@@ -160,7 +159,7 @@ def _block(run: _Run, state: State) -> Block:
         p,
         q,
         tokens[:, 1:],
-        lengths=lengths,
+        lengths=torch.tensor(gammas, device=pending.device),
         uniforms=torch.cat([uniforms[:, run.gamma : run.gamma + width], uniforms[:, -1:]], dim=1),
         score=_score(run, logits),
     )
@@ -185,25 +184,30 @@ def _draft(
         return drafted, q_rows
     every = torch.arange(len(gammas), device=uniforms.device)
     unseen = [row.unseen if g else [] for row, g in zip(state.rows, gammas, strict=True)]
-    tokens, lengths = ragged(unseen, uniforms.device)  # [B, k], [B]
-    to_draft = torch.tensor(gammas, device=uniforms.device)
+    fed = [len(ids) for ids in unseen]
+    tokens = left_aligned(unseen, uniforms.device)  # [B, k]
     for i in range(max(gammas)):
-        states = _states(state.draft, tokens, lengths)  # [B, k, H]
-        logits = run.draft.head(states[every, (lengths - 1).clamp_min(0)])  # [B, V]
+        states = _states(state.draft, tokens, fed)  # [B, k, H]
+        last = torch.tensor([max(0, n - 1) for n in fed], device=uniforms.device)
+        logits = run.draft.head(states[every, last])  # [B, V]
         q_rows.append(run.draft_sampling.probabilities(logits))
         drafted.append(draw(q_rows[-1], uniforms[:, i]))
-        tokens, lengths = drafted[-1][:, None], (to_draft > i + 1).long()
+        tokens, fed = drafted[-1][:, None], [int(g > i + 1) for g in gammas]
     return drafted, q_rows
 
 
-def _states(session: Session, tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Feed `tokens` and return their [B, k, H] states, zero past a row's length.
+def _states(session: Session, tokens: Tensor, fed: list[int]) -> Tensor:
+    """Feed `fed[row]` of the [B, k] tokens and return their [B, k, H] states, zero past those.
 
     What a model returns there may be nan; zeros keep the head and the sampling on firm ground.
     """
+    lengths = torch.tensor(fed, device=tokens.device)
     states = session.extend(tokens, lengths)
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    return states.masked_fill((columns >= lengths[:, None])[..., None], 0)
+    k = tokens.shape[1]
+    if min(fed) == k:
+        return states
+    past = torch.arange(k, device=tokens.device) >= lengths[:, None]  # [B, k]
+    return states.masked_fill(past[..., None], 0)
 
 
 def _score(run: _Run, logits: Tensor) -> Tensor | None:

@@ -112,8 +112,7 @@ def draw_uniforms(rows: Sequence[Row], count: int) -> Tensor:
     )
 
 
-def ragged(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Left-align lists of ids: [B, k] int64, zeros behind, and their lengths [B]."""
+def left_aligned(rows: list[list[int]], device: torch.device) -> Tensor:
+    """Stack lists of ids: [B, k] int64, k the longest, zeros behind the others."""
     width = max(len(row) for row in rows)
-    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    return tokens, torch.tensor([len(row) for row in rows], device=device)
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
