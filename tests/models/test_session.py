@@ -251,6 +251,17 @@ def test_the_room_is_exact_and_the_context_is_a_wall():
         session.extend(torch.full((2, 1), 9), torch.tensor([2, 0]))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_is_longer_than_the_context_is_not_scored(family):
+    """Absolute positions would raise from deep inside, rotary ones would go on in silence."""
+    model = tiny(family, context=8)
+    prompt, completion = torch.tensor([5, 6, 7]), torch.arange(10, 16)
+    assert model.hidden(Batch((prompt,), (completion,))).shape == (6, 32)  # the last is not fed
+    longer = Batch((prompt, prompt), (completion, torch.arange(10, 17)))
+    with pytest.raises(UserError, match=r"row of 9 tokens.*context of 8 of \w+"):
+        model.hidden(longer)
+
+
 def test_a_decoder_that_numbers_rows_alike_takes_one_prompt_at_a_time():
     config = BartConfig(
         vocab_size=SIZE,

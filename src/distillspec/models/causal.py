@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
 from distillspec.models.lean import is_lean, lean_states
 from distillspec.models.protocol import Batch
-from distillspec.models.session import CachedSession, Source
+from distillspec.models.session import CachedSession, Source, check_context
 
 
 class CausalBody:
@@ -32,7 +32,6 @@ class CausalBody:
         self.name = name
         self.context = context
         self._cache_argument = cache_argument(module.base_model, name)
-        self._lean = is_lean(module)
 
     @property
     def batches(self) -> bool:
@@ -63,7 +62,7 @@ class CausalBody:
         limit = UNBOUNDED if self.context is None else self.context
         mask = cache.mask(k, tokens.device)
         positions = cache.positions(k, limit, tokens.device)
-        if self._lean:
+        if is_lean(self.module):
             return lean_states(self.module, tokens, cache.own, mask, positions)
         arguments = {"input_ids": tokens, "use_cache": True, self._cache_argument: cache.cache}
         if cache.padded:
@@ -76,12 +75,16 @@ class CausalBody:
 
         Rows are padded at the right, where causal attention never looks, so no mask is needed; the
         last completion token predicts nothing and is left out.
+
+        Raises:
+            UserError: if a row is longer than the context.
         """
         rows = [
             torch.cat([prompt, completion[:-1]]).to(self.module.device)
             for prompt, completion in zip(batch.prompts, batch.completions, strict=True)
         ]
         tokens = pad_sequence(rows, batch_first=True)
+        check_context(self, tokens.shape[1])
         states = self.module.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         wanted = [
             states[i, len(prompt) - 1 : len(prompt) - 1 + n]

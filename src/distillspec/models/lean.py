@@ -3,8 +3,9 @@
 For a few tokens at a time on a CPU, transformers spends two fifths of a pass outside the matrix
 products: masks, repeated key-value heads, type conversions, layers of wrappers. This is the same
 arithmetic in the same order, on the model's own modules (so trained weights, biases and adapters
-count), for the one architecture whose code it repeats. A trial at load time compares its logits
-with transformers' own.
+count), for the one architecture whose code it repeats. States differ from transformers' own by
+rounding: 1e-6 of their size in float32. A trial at load time compares the logits. On a GPU this
+would lose: torch has no fast kernel there for grouped heads under a mask.
 """
 
 from __future__ import annotations
@@ -27,8 +28,16 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def is_lean(module: PreTrainedModel) -> bool:
-    """Tell whether `lean_states` is this very model's forward pass: a Llama, not a relative."""
-    return type(module) is LlamaForCausalLM and module.config.pretraining_tp == 1
+    """Tell whether `lean_states` is this very model's forward pass: a Llama on a CPU, no relative.
+
+    A model that was asked for another attention than torch's own keeps it.
+    """
+    return (
+        type(module) is LlamaForCausalLM
+        and type(module.base_model) is LlamaModel
+        and module.config._attn_implementation == "sdpa"
+        and module.device.type == "cpu"
+    )
 
 
 def lean_states(
@@ -58,7 +67,7 @@ def lean_states(
     cos, sin = model.rotary_emb(states, position_ids=positions)  # [B or 1, k, D]
     rotation = cos[:, None], sin[:, None]
     bias = _attention_bias(mask, width, k, states)
-    for layer in model.layers:
+    for layer in model.layers[: module.config.num_hidden_layers]:
         states = _layer(cast(LlamaDecoderLayer, layer), states, rotation, cache, bias)
     return _normed(states, model.norm)
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
 from distillspec.models.protocol import Batch
-from distillspec.models.session import CachedSession, Source, check_batch
+from distillspec.models.session import CachedSession, Source, check_batch, check_context
 
 
 class Stacks(Protocol):
@@ -96,12 +96,16 @@ class Seq2SeqBody:
 
         The decoder's input is the start token and the completion without its last token, padded
         at the right, where causal attention never looks.
+
+        Raises:
+            UserError: if a completion is longer than the decoder's context.
         """
         start = torch.tensor([self.start_id])
         rows = [
             torch.cat([start, row[:-1].cpu()]).to(self.module.device) for row in batch.completions
         ]
         tokens = pad_sequence(rows, batch_first=True)
+        check_context(self, tokens.shape[1])
         source = self._encode(batch.prompts)
         states = self._decode({"input_ids": tokens, "use_cache": False}, source)
         return torch.cat([states[i, :n] for i, n in enumerate(batch.lengths)])

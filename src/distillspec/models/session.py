@@ -162,3 +162,16 @@ def check_batch(model: Decoder, rows: int) -> None:
             f"{model.name} numbers its decoder positions for the whole batch at once, so rows of "
             f"different lengths cannot share a pass: decode one prompt at a time, not {rows}"
         )
+
+
+def check_context(model: Decoder, longest: int) -> None:
+    """Refuse to score rows that the model has no positions for.
+
+    Raises:
+        UserError: naming the model, and how long the longest row is.
+    """
+    if model.context is not None and longest > model.context:
+        raise UserError(
+            f"a row of {longest} tokens, all but the last of a prompt with its completion, is "
+            f"more than the context of {model.context} of {model.name}: shorten or drop it"
+        )
