@@ -48,10 +48,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transforme
 
     transformers' own layer joins old and new columns at every step, which for a batch costs more
     than the attention itself. Here `keys` and `values` are the first columns of larger buffers;
-    whoever sets them to other tensors makes the next update move into new buffers.
+    whoever sets them to other tensors (by `_hold`, or else the buffers stay alive) makes the next
+    update move into new ones.
     """
 
     _buffers: tuple[Tensor, Tensor] | None = None
+
+    def release(self) -> None:
+        """Let go of the buffers: `keys` and `values` no longer lie in them."""
+        self._buffers = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -74,9 +79,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transforme
 
 
 def _has_room(buffer: Tensor, states: Tensor, width: int) -> bool:
-    """Tell whether `states` are still the first columns of a buffer with `width` columns."""
+    """Tell whether `states` are still the first columns of a buffer with `width` columns.
+
+    A buffer made in inference mode can only be written to there.
+    """
     same = buffer.data_ptr() == states.data_ptr() and len(buffer) == len(states)
-    return same and buffer.shape[2] >= width
+    writable = torch.is_inference_mode_enabled() or not buffer.is_inference()
+    return same and writable and buffer.shape[2] >= width
 
 
 def _with_room(states: Tensor, capacity: int) -> Tensor:
@@ -170,7 +179,7 @@ class RaggedCache:
         for layer in _filled(self.own) + _filled(self.cross):
             keys, values = _states(layer)
             index = torch.tensor(rows, device=keys.device, dtype=torch.int64)
-            layer.keys, layer.values = keys[index], values[index]
+            _hold(layer, keys[index], values[index])
         self.lengths = [self.lengths[row] for row in rows]
         self._realign(columns, [0] * len(rows))
 
@@ -198,7 +207,7 @@ class RaggedCache:
             keys, values = _states(layer)
             first = torch.tensor([columns - n - width for n in surplus], device=keys.device)
             index = (first[:, None] + torch.arange(width, device=keys.device)).clamp_min(0)
-            layer.keys, layer.values = _take(keys, index), _take(values, index)
+            _hold(layer, _take(keys, index), _take(values, index))
 
 
 def _filled(cache: DynamicCache | None) -> list[DynamicLayer]:
@@ -212,6 +221,13 @@ def _states(layer: DynamicLayer) -> tuple[Tensor, Tensor]:
     if layer.keys is None or layer.values is None:
         raise TypeError("a filled cache layer has keys and values")
     return layer.keys, layer.values
+
+
+def _hold(layer: DynamicLayer, keys: Tensor, values: Tensor) -> None:
+    """Have a layer hold other columns, without keeping the memory of the old ones."""
+    layer.keys, layer.values = keys, values
+    if isinstance(layer, GrowingLayer):
+        layer.release()
 
 
 def _take(states: Tensor, index: Tensor) -> Tensor:
@@ -228,14 +244,17 @@ def _join(
     if not mine:
         own.layers = other.layers
         for layer in theirs:
-            layer.keys, layer.values = (
-                torch.cat([_blank(states, rows[0], width), _widen(states, width, left=left)])
-                for states in _states(layer)
+            _hold(
+                layer,
+                *(
+                    torch.cat([_blank(states, rows[0], width), _widen(states, width, left=left)])
+                    for states in _states(layer)
+                ),
             )
         return
     for i, layer in enumerate(mine):
         added = _states(theirs[i]) if theirs else None
-        layer.keys, layer.values = (
+        parts = [
             torch.cat(
                 [
                     _widen(states, width, left=left),
@@ -245,7 +264,8 @@ def _join(
                 ]
             )
             for part, states in enumerate(_states(layer))
-        )
+        ]
+        _hold(layer, *parts)
 
 
 def _blank(like: Tensor, rows: int, width: int) -> Tensor:
