@@ -15,6 +15,8 @@ from transformers import (
     GraniteForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     OpenAIGPTConfig,
@@ -25,10 +27,12 @@ from transformers import (
     RwkvForCausalLM,
 )
 
+from distillspec.decoding import complete
 from distillspec.errors import UserError
+from distillspec.math.sampling import GREEDY
 from distillspec.models import wrap
 from distillspec.models.protocol import Batch
-from support import FAMILIES, SIZE, SPREAD, module, seeded, tiny, word_tokenizer
+from support import FAMILIES, SIZE, SPREAD, module, perturbed, seeded, tiny, word_tokenizer
 
 SIZES = {
     "vocab_size": SIZE,
@@ -161,3 +165,27 @@ def test_the_context_is_the_models_own():
     assert tiny("gpt2", context=64).context == 64
     assert tiny("llama", context=96).context == 96
     assert tiny("t5").context is None
+
+
+def test_longrope_ends_where_it_would_change_its_angles():
+    """Past that length every row is turned by other angles, and cached keys are not.
+
+    Greedy speculation then departs from greedy decoding, and rows feel their neighbours.
+    """
+    rope = {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 24,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+    }
+    config = LlamaConfig(**SIZES, max_position_embeddings=96, rope_parameters=rope)
+    model = wrap(seeded(lambda: LlamaForCausalLM(config), 0), word_tokenizer())
+    assert model.context == 24
+    settings = {"max_new_tokens": 40, "sampling": GREEDY, "stop": ()}
+    prompts = [torch.tensor([7, 8, 9]), torch.arange(4, 24)]
+    (alone,) = complete(model, None, prompts[:1], gamma=0, **settings)
+    together = complete(model, perturbed(model, 0.05), prompts, gamma=3, **settings)
+    assert together[0].ids == alone.ids
+    assert [len(output.ids) for output in together] == [22, 5]

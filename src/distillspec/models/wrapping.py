@@ -107,7 +107,7 @@ def refuse_dtype(config: PreTrainedConfig, dtype: torch.dtype | None, name: str)
 
 def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
     config = module.config.get_text_config(decoder=True)
-    context: int | None = getattr(config, "max_position_embeddings", None)
+    context = _context(config)
     if not module.config.is_encoder_decoder:
         return CausalBody(module, tokenizer.name, context)
     generation = getattr(module, "generation_config", None)
@@ -122,6 +122,25 @@ def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
     if start is None:
         raise UserError(f"{tokenizer.name} has no decoder_start_token_id in its config: add it")
     return Seq2SeqBody(module, tokenizer.name, context, start)
+
+
+def _context(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens a row can hold, None for no limit.
+
+    With `longrope` that is the length of the original training: once any row of a batch passes it,
+    every row is turned by other angles, and what is cached already is not.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # or one a layer type
+    limits: list[int | None] = [
+        getattr(config, "max_position_embeddings", None),
+        *(
+            one["original_max_position_embeddings"]
+            for one in kinds
+            if one.get("rope_type") == "longrope"
+        ),
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) -> Head:
