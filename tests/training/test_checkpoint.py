@@ -180,3 +180,46 @@ def test_other_data_is_refused_unless_allowed(tmp_path):
     with pytest.raises(UserError, match=r"another run \(data\)"):
         checkpoint.load(path, draft, state)
     checkpoint.load(path, draft, state, allow=["data"])
+
+
+@pytest.mark.parametrize("damaged", [checkpoint.WEIGHTS, checkpoint.STATE])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda _: b"junk" * 9])
+def test_a_damaged_file_is_one_line_and_changes_nothing(tmp_path, damaged, damage):
+    path = checkpoint.save(tmp_path, *table_state(1), keep=1)
+    (path / damaged).write_bytes(damage((path / damaged).read_bytes()))
+    draft, state = table_state()
+    before = draft.logits.detach().clone()
+    with pytest.raises(UserError, match=f"cannot read .*{damaged}: .*"):
+        checkpoint.load(path, draft, state)
+    assert state.step == 0
+    assert torch.equal(draft.logits, before)
+
+
+def test_an_allowed_change_of_the_optimizers_settings_takes_effect(tmp_path):
+    """torch restores the saved settings with the moments: the new decay would do nothing."""
+    path = checkpoint.save(tmp_path, *table_state(1), keep=1)
+    plan = replace(PLAN, optimizer=AdamW(weight_decay=0.5, beta1=0.8))
+    draft, state = table_state(plan=plan)
+    checkpoint.load(path, draft, state, allow=["optimizer"])
+    (group,) = state.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("optimizer", Adafactor()), ("frozen", ("*lm_head*", "*shared*"))]
+)
+def test_what_the_moments_belong_to_cannot_be_changed(tmp_path, key, value):
+    draft, batches, state = start()
+    path = checkpoint.save(tmp_path, draft, state, keep=1)
+    draft, batches, state = start(replace(PLAN, **{key: value}))
+    with pytest.raises(UserError, match=f"another run .{key} was .*same settings and data$"):
+        checkpoint.load(path, draft, state, allow=[key])
+
+
+def test_a_checkpoint_of_another_draft_is_refused_by_name(tmp_path):
+    path = checkpoint.save(tmp_path, *table_state(1), keep=1)
+    draft = random_table(7, seed=2)
+    state = State(draft, Batches(examples(2), 2), PLAN, seed=7)
+    with pytest.raises(UserError, match=r"another draft than .* no logits of shape \[6, 6\]"):
+        checkpoint.load(path, draft, state)
+    assert state.step == 0

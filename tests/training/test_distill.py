@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import distillspec.training.distill as loop
+from distillspec.decoding import complete
 from distillspec.errors import UserError
+from distillspec.math.sampling import Sampling
 from distillspec.models.toy import TableModel
 from distillspec.training.cache import HiddenCache, score
 from distillspec.training.data import Batches, Example
@@ -15,7 +17,7 @@ from distillspec.training.distill import distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import Divergence, Mixture, Recipe
 from distillspec.training.state import State
-from support import random_table, tiny
+from support import perturbed, random_table, tiny
 
 SOFT = ["forward_kl", "reverse_kl", "jsd:0.5", "total_variation"]
 EOS = 5
@@ -420,6 +422,45 @@ def test_a_cached_run_equals_an_uncached_one(family):
     assert cached_losses == pytest.approx(losses, rel=1e-4)
     for name in cold:
         torch.testing.assert_close(warm[name], cold[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_cache_filled_by_the_engine_trains_as_one_that_scores(family, monkeypatch):
+    """The target's own answers, their states taken from the verification that wrote them."""
+    target = tiny(family, seed=1)
+    prompts = [torch.tensor(ids) for ids in ([7, 8, 1], [9, 1], [10, 11, 12, 13, 1], [14, 15, 1])]
+    outputs = complete(
+        target,
+        perturbed(target, 0.05),
+        prompts,
+        gamma=2,
+        max_new_tokens=9,
+        sampling=Sampling(),
+        stop=(1, 20, 21, 22, 23),
+        generators=[torch.Generator().manual_seed(i) for i in range(4)],
+    )
+    assert len({len(output.ids) for output in outputs}) > 1
+    assert 0 < sum(output.counts.accepted for output in outputs)
+    examples = [
+        Example(prompt, torch.tensor(output.ids))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+    def trained(cache):
+        draft, batches = tiny(family, seed=2), Batches(examples, 2)
+        plan = recipe(fixed=1, batch_size=2, learning_rate=1e-3)
+        return [s.loss for s in run(target, draft, batches, plan, 8, cache=cache)], weights(draft)
+
+    scored_losses, scored = trained(HiddenCache())
+    cache = HiddenCache()
+    cache.fill(range(4), [output.states for output in outputs])
+    passes = watch(monkeypatch, target)
+    losses, filled = trained(cache)
+    assert not passes
+    assert cache.passes == 0
+    assert losses == pytest.approx(scored_losses, rel=1e-4)
+    for name in scored:
+        torch.testing.assert_close(filled[name], scored[name], rtol=1e-3, atol=1e-4)
 
 
 def test_from_the_second_epoch_on_fixed_data_costs_no_target_pass(monkeypatch):

@@ -168,6 +168,15 @@ def test_bfloat16_changes_the_draft_only_and_only_a_little(name):
     assert draft.module.get_output_embeddings().weight.grad.abs().max() > 0
 
 
+def test_the_target_keeps_its_precision_whatever_the_draft_trains_in(monkeypatch):
+    target, draft = tiny("llama", seed=1), tiny("llama", seed=2)
+    logits, head = [], target.head
+    monkeypatch.setattr(target, "head", lambda hidden: logits.append(head(hidden)) or logits[-1])
+    data = Batch((ids(6, 7, 1),), (ids(8, 9, 10, 1),))
+    computed(target, draft, "forward_kl", data, precision="bfloat16")
+    assert torch.equal(logits[0], head(target.hidden(data)))
+
+
 def test_the_wrapped_module_has_the_drafts_parameters_once():
     target, draft = models()
     loss = loss_of(target, draft, "forward_kl")
