@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from distillspec.decoding import complete
+from distillspec.errors import UserError
 from distillspec.math.forecast import Cost
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.toy import TableModel
@@ -159,9 +160,11 @@ def test_an_emitted_token_whose_rescored_probability_is_zero_counts_as_emitted()
 
 
 def test_the_rule_is_named_by_the_settings():
-    assert rule(GREEDY, Sampling()) == "greedy"
+    assert rule(GREEDY, GREEDY) == "greedy"
     assert rule(Sampling(), GREEDY) == "argmax draft"
     assert rule(Sampling(), Sampling()) == "ratio"
+    # A sampled draft is judged by chance even where the target is greedy: no exact counts.
+    assert rule(GREEDY, Sampling()) == "ratio"
 
 
 def run_of(output, block_seconds, blocks):
@@ -202,11 +205,96 @@ def row(value, low, high, *, measured):
     ],
 )
 def test_the_verdict_says_what_to_do(figures, break_even, expected):
-    said = verdict([row(*figures, measured=True)], 3, 0.5, break_even)
+    said = verdict([row(*figures, measured=True)], 3, 0.5, break_even, prompts=2)
     assert expected in said
     if break_even is not None and "Use this" not in said:
         assert "break-even α is 0.60, this pair has 0.50" in said
 
 
 def test_the_verdict_falls_back_on_the_forecast_and_says_so():
-    assert verdict([row(1.4, 1.3, 1.5, measured=False)], 3, 0.5, 0.4).endswith("forecast.")
+    said = verdict([row(1.4, 1.3, 1.5, measured=False)], 3, 0.5, 0.4, prompts=2)
+    assert said.endswith("forecast.")
+
+
+def test_one_prompt_decides_nothing():
+    """The bug: its interval has no width, so any figure above 1 read as certain."""
+    said = verdict([row(1.4, 1.4, 1.4, measured=True)], 3, 0.5, 0.4, prompts=1)
+    assert said.startswith("Undecided: 1.40× measured at γ = 3, on one prompt")
+    found = measured(random_table(seed=0), random_table(seed=0), Sampling(), clock_prompts=1)
+    ran = next(row["gamma"] for row in found.result["gammas"] if "tau_counted" in row)
+    assert ("on one prompt" in found.result["verdict"]) == (ran == found.result["best_gamma"])
+
+
+def test_past_its_context_a_draft_is_never_accepted_as_in_the_engine():
+    """The bug: a draft of a shorter context was scored past its end, which raised or lied."""
+    target = random_table(seed=0)
+    draft = TableModel(target.logits.detach(), context=10)
+    found = measured(target, draft, GREEDY).result
+    # One token of prompt: ten positions of an always right draft, then fourteen calls of one.
+    assert found["alpha"]["value"] == pytest.approx(10 / 24)
+    ran = next(row for row in found["gammas"] if "tau_counted" in row)
+    assert ran["forecast_exact"]
+    assert ran["tau_counted"]["value"] == ran["tau_forecast"]["value"] < 2
+    blind = TableModel(target.logits.detach(), context=1)
+    alone = score(
+        target,
+        blind,
+        TargetOutputs.of(
+            [torch.tensor([0, 1, 2])],
+            complete(
+                target,
+                None,
+                [torch.tensor([0, 1, 2])],
+                gamma=0,
+                max_new_tokens=4,
+                sampling=GREEDY,
+                generators=seeded(0, 1),
+            ),
+            GREEDY,
+        ),
+        draft_sampling=GREEDY,
+        batch_size=1,
+    )
+    assert alone.acceptance.tolist() == [0]
+    assert alone.ratios[0].tolist() == [0, 0, 0, 0]
+
+
+def test_a_prompt_that_fills_the_context_is_measured():
+    target = TableModel(random_table(seed=0).logits.detach(), context=6)
+    prompts = [torch.tensor([0, 1, 2, 3, 4, i]) for i in range(3)]
+    answers = complete(
+        target,
+        None,
+        prompts,
+        gamma=0,
+        max_new_tokens=24,
+        sampling=Sampling(),
+        generators=seeded(0, 3),
+    )
+    outputs = TargetOutputs.of(prompts, answers, Sampling())
+    assert outputs.lengths.tolist() == [1, 1, 1]
+    found = measure(target, {"draft": random_table(seed=1)}, outputs, plan(), lambda *_: None)
+    assert found["draft"].result["gammas"][0]["tau_forecast"]["value"] == 1
+    with pytest.raises(UserError, match="gamma 6 takes target passes over 7 tokens"):
+        measure(
+            target,
+            {"draft": random_table(seed=1)},
+            outputs,
+            plan(gammas=(6,)),
+            lambda *_: None,
+        )
+
+
+def test_alpha_is_a_rate_even_where_the_sums_round_up():
+    """The bug: min(p, q) summed to 1.00000001, and the i.i.d. formula refused it."""
+    logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))
+    target = TableModel(logits.float() * 0.1)
+    outputs = outputs_of(target, Sampling(), prompts=40)
+    p = Sampling().probabilities(target.logits)
+    assert float(p.detach().sum(-1).max()) > 1, "no sum rounds up: the test shows nothing"
+    scores = score(target, target, outputs, draft_sampling=Sampling(), batch_size=8)
+    assert (scores.acceptance <= scores.lengths).all()
+
+
+def test_any_whole_number_is_a_seed():
+    assert len({one.initial_seed() for seed in (0, -1, 10**30) for one in seeded(seed, 2)}) == 6

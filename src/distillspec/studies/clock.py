@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distillspec.decoding import Block, Output, collect, speculate
+from distillspec.errors import UserError
 from distillspec.math.forecast import Cost
 from distillspec.math.sampling import Sampling, draw
 from distillspec.models.protocol import LanguageModel, Session
@@ -85,9 +86,15 @@ class Timer:
 
     @torch.inference_mode()
     def passes(self, prompt: Tensor, widths: Sequence[int], repetitions: int = PASSES) -> Passes:
-        """Time single passes on sessions that hold the prompt, rolled back after each pass."""
-        target = self.target.open([prompt])
-        drafts = {name: draft.open([prompt]) for name, draft in self.drafts.items()}
+        """Time single passes on sessions that hold the prompt, rolled back after each pass.
+
+        Of a prompt that leaves no room for the widest pass, as much is held as leaves it.
+
+        Raises:
+            UserError: a pass is wider than the target's context.
+        """
+        target = self.target.open([_cut(prompt, self.target, max(widths))])
+        drafts = {name: draft.open([_cut(prompt, draft, 1)]) for name, draft in self.drafts.items()}
         seconds: dict[int, list[float]] = {k: [] for k in widths}
         draft_seconds: dict[str, list[float]] = {name: [] for name in drafts}
         for _ in range(repetitions):
@@ -201,6 +208,21 @@ def _unexplained(races: Sequence[Race], name: str | None, gamma: int) -> float:
 
 def _median_run(runs: Sequence[Run]) -> Run:
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+
+
+def _cut(prompt: Tensor, model: LanguageModel, width: int) -> Tensor:
+    """Return as much of a prompt as leaves its model's context room for `width` tokens.
+
+    The last token of a prompt is among these: a session holds it as pending.
+    """
+    if model.context is None:
+        return prompt
+    if width > model.context:
+        raise UserError(
+            f"gamma {width - 1} takes target passes over {width} tokens, more than the context of "
+            f"{model.context} of {model.name}; give a smaller gamma"
+        )
+    return prompt[: model.context - width + 1]
 
 
 def _time_pass(session: Session, width: int, finish: Callable[[Tensor], None]) -> float:

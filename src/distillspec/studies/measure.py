@@ -190,9 +190,9 @@ def compare(first: Scores, second: Scores, gamma: int) -> Comparison:
 
 def rule(sampling: Sampling, draft_sampling: Sampling) -> str:
     """Name the lossless rule that a pair of settings amounts to."""
-    if sampling.temperature == 0:
-        return "greedy"
-    return "argmax draft" if draft_sampling.temperature == 0 else "ratio"
+    if draft_sampling.temperature > 0:
+        return "ratio"
+    return "argmax draft" if sampling.temperature > 0 else "greedy"
 
 
 def calls(scores: Scores, gamma: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -292,7 +292,15 @@ def _measurement(
         best_gamma=best,
         break_even_alpha=break_even,
         headroom=headroom(cost, plan.gammas),
-        verdict=verdict(rows, best, alpha["value"], break_even),
+        verdict=verdict(
+            rows,
+            best,
+            alpha["value"],
+            break_even,
+            prompts=min(plan.clock_prompts, len(scores.lengths))
+            if best in ran
+            else len(scores.lengths),
+        ),
     )
 
 
@@ -315,10 +323,19 @@ def _gamma_row(
     return GammaRow(**forecast, **(ran or Ran()))
 
 
-def verdict(rows: Sequence[GammaRow], best: int, alpha: float, break_even: float | None) -> str:
+def verdict(
+    rows: Sequence[GammaRow], best: int, alpha: float, break_even: float | None, *, prompts: int
+) -> str:
     """Say in one sentence whether to use the draft.
 
     The measured speed-up decides where the engine ran at the best γ, the forecast elsewhere.
+
+    Args:
+        rows: What is known of each γ.
+        best: The γ to use, one of the rows'.
+        alpha: The pair's acceptance rate.
+        break_even: The least that pays; None if none does.
+        prompts: Behind the deciding figure; a single one spans no interval and decides nothing.
     """
     row = next(row for row in rows if row["gamma"] == best)
     measured = row.get("speedup_measured")
@@ -326,6 +343,11 @@ def verdict(rows: Sequence[GammaRow], best: int, alpha: float, break_even: float
         (row["speedup_forecast"], "forecast") if measured is None else (measured, "measured")
     )
     figures = f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}] {how}"
+    if prompts < 2:
+        return (
+            f"Undecided: {gain['value']:.2f}× {how} at γ = {best}, on one prompt, which gives no "
+            "interval. Measure on more prompts."
+        )
     if gain["low"] > 1:
         return f"Use this draft with γ = {best}: {figures}."
     if break_even is None:

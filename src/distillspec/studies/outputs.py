@@ -79,7 +79,8 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 def seeded(seed: int, count: int) -> list[Generator]:
     """Make one generator per prompt, so that a prompt's output depends on its index alone."""
-    return [Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
+    # Whole numbers have no limit in Python; torch's seeds have.
+    return [Generator().manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(count)]
 
 
 def complete_all(
@@ -148,25 +149,42 @@ def score(
     """Score a draft on target outputs: expected acceptance and the ratios of the exact forecast.
 
     p and q are taken under the settings the outputs were sampled at and under `draft_sampling`,
-    the draft's own in serving.
+    the draft's own in serving. Past its context a draft writes nothing, which counts as never
+    accepted.
     """
+    heads = [prompt[: draft.context] for prompt in outputs.prompts]
+    within = [
+        ids[: _reach(draft, prompt, len(ids))]
+        for prompt, ids in zip(outputs.prompts, outputs.completions, strict=True)
+    ]
+    writing = [i for i, ids in enumerate(within) if len(ids)]
     draft_states = teacher_forced(
-        draft, outputs.prompts, outputs.completions, batch_size=batch_size
+        draft, [heads[i] for i in writing], [within[i] for i in writing], batch_size=batch_size
     )
-    acceptance, ratios = [], []
-    for states, own_states, ids in zip(
-        outputs.states, draft_states, outputs.completions, strict=True
-    ):
-        total, parts = 0.0, []
-        for rows in torch.split(torch.arange(len(ids)), ROWS):
-            p = outputs.sampling.probabilities(target.head(states[rows]))  # [n, V]
+    acceptance = np.zeros(len(within))
+    ratios = [torch.zeros(length, dtype=torch.float64) for length in outputs.lengths]
+    for i, own_states in zip(writing, draft_states, strict=True):
+        for rows in torch.split(torch.arange(len(within[i])), ROWS):
+            p = outputs.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
             q = draft_sampling.probabilities(draft.head(own_states[rows]))  # [n, V]
-            total += float(expected_acceptance(p, q).double().sum())
-            y = ids[rows, None].to(p.device)
-            parts.append(_ratios(p.gather(1, y)[:, 0], q.gather(1, y)[:, 0]))
-        acceptance.append(total)
-        ratios.append(torch.cat(parts))
-    return Scores(np.array(acceptance), outputs.lengths, tuple(ratios))
+            # Sums over V round to a little above 1 where the two models agree.
+            acceptance[i] += float(expected_acceptance(p, q).double().clamp(max=1).sum())
+            y = within[i][rows, None].to(p.device)
+            ratios[i][rows] = _ratios(p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
+    return Scores(acceptance, outputs.lengths, tuple(ratios))
+
+
+def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
+    """Return how many of `length` tokens after a prompt the draft's context lets it predict.
+
+    The engine's own rule: what the context cannot hold of the prompt is cut off and charged.
+    """
+    context = draft.context
+    if context is None or len(prompt) + length <= context:
+        return length
+    head = prompt[:context]
+    room = int(draft.open([head]).room) - (len(prompt) - len(head))
+    return max(0, min(length, room))
 
 
 def _ratios(p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
