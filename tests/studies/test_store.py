@@ -247,3 +247,25 @@ def test_the_store_imports_nothing_heavy() -> None:
         "sys.exit(repr(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_that_holds_its_record_alone_makes_way(tmp_path: Path) -> None:
+    """The bug: a run refused before its first step left a folder that refused the mended one."""
+    run = create(tmp_path / "r")
+    first = (run.folder / "run.json").read_text()
+    create(run.folder)
+    assert (run.folder / "run.json").read_text() != first
+    run.log({"step": 1})
+    with pytest.raises(UserError, match="holds an earlier run"):
+        create(run.folder)
+
+
+def test_what_a_killed_run_logged_past_its_checkpoint_is_dropped(tmp_path: Path) -> None:
+    """The bug: resumed rows followed them, the seconds went backwards, and no report was drawn."""
+    run = create(tmp_path / "r")
+    run.rewind(0)  # there is nothing to drop
+    for step in (1, 2, 3):
+        run.log({"step": step, "note": "ü"})
+    run.log({"step": 3, "evaluation": {}})
+    run.rewind(2)
+    assert [row["step"] for row in read_run(run.folder).metrics] == [1, 2]

@@ -34,7 +34,8 @@ _FORMAT = "distillspec run 1"
 Exists = Literal["refuse", "replace", "continue"]
 """What to do with a folder that holds an earlier run: refuse it, delete that run and start anew, or
 go on with it (its record stays, its metrics grow). Each is refused where the folder holds anything
-but a run of the same verb."""
+but a run of the same verb. A run that holds its record alone has nothing to lose: a new one takes
+its place."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ class Run:
         line = _dumps(row, METRICS, indent=None)
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows after `step`, which a killed run wrote past its last checkpoint."""
+        path = self.folder / METRICS
+        if path.is_file():
+            rows = [row for row in _read_metrics(path) if row["step"] <= step]
+            write_text(path, "".join(_dumps(row, METRICS, indent=None) + "\n" for row in rows))
 
     def write_json(self, name: str, value: object) -> Path:
         """Write `value` as the file `name`, whole or not at all.
@@ -179,9 +187,10 @@ def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
         raise UserError(
             f"{folder}: holds a run of {found!r}, not {verb!r}; give --out a new folder"
         )
-    if exists == "refuse":
+    bare = [path.name for path in folder.iterdir()] == [RECORD]
+    if exists == "refuse" and not bare:
         raise UserError(f"{folder}: holds an earlier run; give --out a new folder, or remove it")
-    if exists == "replace":
+    if exists != "continue":
         shutil.rmtree(folder)
         return False
     _cut_torn_line(folder / METRICS)
