@@ -259,3 +259,10 @@ def test_any_bytes_give_rows_or_one_clear_line(
             assert all(isinstance(row.prompt, str) and row.prompt.strip() for row in rows)
         assert name in message
         assert "\n" not in message
+
+
+def test_a_text_beside_ids_may_hold_whatever_a_model_wrote(tmp_path: Path) -> None:
+    """The bug: `generate` wrote an answer with a NUL that no verb would read back."""
+    line = b'{"prompt": "a", "target": "b\\u0000", "target_ids": [5, 0]}'
+    (row,) = read_prompts(write(tmp_path, line))
+    assert (row.target, row.target_ids) == ("b\0", (5, 0))

@@ -79,8 +79,9 @@ def _from_json(text: str, fallback: str) -> Row:
         raise _InvalidError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
 
     target_ids = _ids(value["target_ids"]) if "target_ids" in value else None
-    # An answer that ended at once has ids (the stop token) and an empty text.
-    target = _string(value, "target", empty=target_ids is not None) if "target" in value else None
+    # Ids are what is trained on; the text beside them may be empty (an answer that ended at once)
+    # or hold any character that a model wrote.
+    target = _string(value, "target", loose=target_ids is not None) if "target" in value else None
     domain = _string(value, "domain") if "domain" in value else None
     row_id = str(value["id"]) if _is_whole(value.get("id")) else None
     if row_id is None:
@@ -112,14 +113,14 @@ def _ids(ids: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _string(value: dict[str, Any], key: str, *, empty: bool = False) -> str:
+def _string(value: dict[str, Any], key: str, *, loose: bool = False) -> str:
     text = value[key]
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise _InvalidError(f"{key!r} must be a string, not {kind}")
-    if not empty and not text.strip():
+    if not loose and not text.strip():
         raise _InvalidError(f"{key!r} is empty")
-    if "\x00" in text:
+    if not loose and "\x00" in text:
         raise _InvalidError(f"{key!r} holds a NUL character")
     try:
         text.encode("utf-8")
