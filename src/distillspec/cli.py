@@ -9,6 +9,7 @@ takes seconds to import and `--help` must not.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,9 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A stdout that knows no α (a Windows pipe, LC_ALL=C) must not cost an hour's result.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except UserError as error:
@@ -75,7 +79,7 @@ def _run(arguments: list[str]) -> int:
     result = getattr(module, verb.function)(parsed.settings)
     print(module.tell(result), file=sys.stderr if parsed.json else sys.stdout)
     if parsed.json:
-        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(result, allow_nan=False))
     return 0
 
 

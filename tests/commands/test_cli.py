@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -330,3 +332,151 @@ def test_the_demo_refuses_what_it_cannot_do(capsys, tmp_path, prompts, pair, mon
     monkeypatch.setattr("distillspec.commands.demo.PACKAGE", "no_such_package")
     assert "--target" in refused(capsys, "demo", "--out", tmp_path / "d")
     assert not (tmp_path / "d").exists()
+
+
+def test_numbers_that_mean_nothing_are_refused_by_their_flag(capsys, tmp_path, pair, prompts):
+    """The bugs: tracebacks, after the run for --keep 0; --clock-prompts -1 raced all but one."""
+    both = ["--target", pair[0], "--draft", pair[1], "--prompts", prompts]
+    for flag, value in (
+        ("--batch-size", 0),
+        ("--repetitions", 0),
+        ("--clock-prompts", -1),
+        ("--max-new-tokens", 0),
+    ):
+        said = refused(capsys, "measure", *both, flag, value, "--out", tmp_path / "m")
+        assert f"{flag} {value}: expected" in said
+    assert "--keep 0" in refused(
+        capsys, "sft", "--draft", pair[1], "--prompts", prompts, "--out", tmp_path / "r",
+        "--steps", 1, "--keep", 0,
+    )  # fmt: skip
+    assert "--batch-size -1" in refused(
+        capsys, "generate", "--target", pair[0], "--prompts", prompts, "--batch-size", -1,
+        "--out", tmp_path / "g.jsonl",
+    )  # fmt: skip
+    assert "--epsilon 0.5 does nothing" in refused(
+        capsys, "decode", "--target", pair[0], "--prompt", "w6", "--epsilon", 0.5
+    )
+    assert not list(tmp_path.glob("[mrg]*"))
+
+
+def test_any_seed_decodes(capsys, pair):
+    code, _, _ = run(
+        capsys, "decode", "--target", pair[0], "--prompt", "w6", "--max-new-tokens", 2,
+        "--seed", 10**30,
+    )  # fmt: skip
+    assert code == 0
+
+
+def test_a_prompt_too_long_is_named_by_its_row_before_any_work(capsys, tmp_path, pair):
+    """The bug: the number told was that of a batch sorted by length."""
+    file = tmp_path / "long.jsonl"
+    rows = [{"id": "short", "prompt": "w6"}, {"id": "essay", "prompt": "w6 " * 200}]
+    file.write_text("".join(json.dumps({**row, "target": "w7"}) + "\n" for row in rows))
+    both = ["--target", pair[0], "--draft", pair[1]]
+    said = refused(capsys, "measure", *both, "--prompts", file)
+    assert "essay: 200 tokens, more than the context of 128" in said
+    wide = tmp_path / "wide.jsonl"
+    wide.write_text(json.dumps({"id": "w", "prompt": "w6 " * 120, "target": "w7 " * 20}) + "\n")
+    said = refused(
+        capsys, "distill", *both, "--prompts", wide, "--steps", 1, "--out", tmp_path / "r"
+    )
+    assert "w: 140 tokens" in said  # 120 and 21 with the end, of which the last is not fed
+
+
+def test_a_draft_with_a_shorter_context_is_measured(capsys, tmp_path, prompts):
+    """The bug: IndexError for GPT-2, ValueError for Llama."""
+    target = saved(tmp_path / "target", "gpt2")
+    wrap(module("gpt2", context=8), word_tokenizer()).save(tmp_path / "short")
+    code, found, _ = run(
+        capsys, "measure", "--target", target, "--draft", tmp_path / "short", "--prompts", prompts,
+        "--gamma", "1,9", "--max-new-tokens", 8, "--clock-prompts", 2, "--repetitions", 1,
+        "--temperature", 0, "--limit", 3,
+    )  # fmt: skip
+    assert code == 0
+    assert found["prompts"] == 3
+
+
+def test_files_in_the_way_are_told_and_kept(capsys, tmp_path, pair, prompts):
+    """The bugs: tracebacks, and a prompt file overwritten by answers to it."""
+    target = ["--target", pair[0]]
+    before = Path(prompts).read_text()
+    for out in (prompts, tmp_path, f"{prompts}/x.jsonl", tmp_path / "answers.json"):
+        refused(capsys, "generate", *target, "--prompts", prompts, "--out", out)
+    for out in (prompts, f"{prompts}/x"):
+        refused(capsys, "new-draft", *target, "--layers", 0, "--out", out)
+    assert Path(prompts).read_text() == before
+
+
+def test_a_mended_run_starts_in_the_same_folder(capsys, tmp_path, pair, prompts):
+    out = tmp_path / "run"
+    untold = tmp_path / "untold.jsonl"
+    untold.write_text('{"prompt": "w6 w7"}\n')
+    arguments = ["sft", "--draft", pair[1], "--steps", 2, "--batch-size", 4, "--out", out]
+    assert "no completion" in refused(capsys, *arguments, "--prompts", untold)
+    assert "no checkpoint" in refused(capsys, *arguments, "--prompts", prompts, "--resume")
+    assert not out.exists()
+    assert run(capsys, *arguments, "--prompts", prompts)[0] == 0
+    assert "earlier run" in refused(capsys, *arguments, "--prompts", prompts)
+
+
+def test_resuming_goes_on_with_the_same_run_or_not_at_all(
+    capsys, tmp_path, pair, prompts, monkeypatch
+):
+    """The bugs: another seed was dropped in silence, another draft a traceback; α's change was
+    counted from the checkpoint; a kill after it left rows twice, and no report was drawn."""
+    held = tmp_path / "held.jsonl"
+    held.write_text("".join(json.dumps({"prompt": f"w{i} w9"}) + "\n" for i in range(20, 26)))
+    out = tmp_path / "run"
+    arguments = [
+        "distill", "--target", pair[0], "--draft", pair[1], "--prompts", prompts,
+        "--held-out", held, "--out", out, "--batch-size", 4, "--steps", 4, "--fixed", 1,
+        "--optimizer", "adamw", "--learning-rate", "1e-2", "--max-new-tokens", 8,
+    ]  # fmt: skip
+    honest = train.metrics_row
+
+    def killed(step, seconds):
+        if step.step == 4:
+            raise MemoryError
+        return honest(step, seconds)
+
+    def first_only(folder, draft, state, *, keep):
+        return save(folder, draft, state, keep=keep) if state.step == 2 else None
+
+    save = checkpoint.save
+    monkeypatch.setattr(train, "metrics_row", killed)
+    monkeypatch.setattr(checkpoint, "save", first_only)
+    with pytest.raises(MemoryError):
+        cli.main([*map(str, arguments), "--save-every", "0"])
+    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(checkpoint, "save", save)
+    for flag, value in (("--seed", 5), ("--draft", pair[0])):
+        assert f"started with {flag}" in refused(capsys, *arguments, "--resume", flag, value)
+    code, found, _ = run(capsys, *arguments, "--resume")
+    assert code == 0
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 4]
+    ends = [rows[0]["evaluation"], rows[-1]["evaluation"]]
+    before, after = (end["alpha_sum"] / end["alpha_count"] for end in ends)
+    assert found["alpha_change"]["value"] == pytest.approx(after - before, abs=1e-9)
+    assert run(capsys, "report", "--run", out)[0] == 0
+
+
+def test_one_held_out_prompt_is_refused(capsys, tmp_path, pair, prompts):
+    """Its interval has no width: any change would read as certain."""
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"prompt": "w20 w21"}\n')
+    assert "one prompt" in refused(
+        capsys, "distill", "--target", pair[0], "--draft", pair[1], "--prompts", prompts,
+        "--held-out", held, "--steps", 1, "--out", tmp_path / "r",
+    )  # fmt: skip
+
+
+def test_a_stdout_without_greek_letters_still_gets_the_result(tmp_path, pair, monkeypatch):
+    """The bug: UnicodeEncodeError after the work was done, as in a pipe on Windows."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    code = cli.main(["decode", "--target", pair[0], "--prompt", "α", "--max-new-tokens", "2"])
+    sys.stdout.write("α\n")
+    sys.stdout.flush()
+    assert code == 0
+    assert raw.getvalue().endswith(b"\\u03b1\n")

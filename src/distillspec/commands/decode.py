@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -13,9 +12,11 @@ from distillspec.commands.pairs import device_of, dtype_of, sampling_of
 from distillspec.commands.progress import console
 from distillspec.commands.settings import Decode
 from distillspec.decoding import Block, collect, speculate
+from distillspec.errors import UserError
 from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
 from distillspec.models import load, load_pair
 from distillspec.models.text import Raw, TextStream, Tokenizer
+from distillspec.studies.outputs import seeded
 
 STYLES = {"draft": "bold green", "target": "yellow"}
 
@@ -39,7 +40,7 @@ def run(settings: Decode) -> dict[str, Any]:
         max_new_tokens=settings.max_new_tokens,
         sampling=sampling,
         lenience=lenience,
-        generators=[torch.Generator().manual_seed(settings.seed)],
+        generators=seeded(settings.seed, 1),
     )
     (output,) = collect(_shown(blocks, target.tokenizer, console()), 1)
     return {
@@ -56,6 +57,11 @@ def run(settings: Decode) -> dict[str, Any]:
 
 def _lenience(name: str, epsilon: float) -> Lenience:
     if name == "lossless":
+        if epsilon != 1:
+            raise UserError(
+                f"--epsilon {epsilon:g} does nothing with --lenience lossless; give linear, "
+                "squared or exponential, or leave it out"
+            )
         return lossless
     rules: dict[str, Callable[[float], Lenience]] = {
         "linear": linear,

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, rows_of, sampling_of
+from distillspec.commands.pairs import (
+    at_least,
+    device_of,
+    dtype_of,
+    prompt_ids,
+    rows_of,
+    sampling_of,
+)
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Generate
+from distillspec.errors import UserError
 from distillspec.models import load
 from distillspec.studies.outputs import complete_all, seeded
 from distillspec.studies.store import write_text
@@ -15,12 +24,14 @@ from distillspec.studies.store import write_text
 
 def run(settings: Generate) -> dict[str, Any]:
     """Decode every prompt and write the file, whole or not at all."""
+    at_least(1, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
+    _make_way(settings.out)
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     target = load(
         settings.target, dtype=dtype_of(settings.dtype), device=device_of(settings.device)
     )
-    prompts = prompt_ids(target.tokenizer, rows)
+    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     with bar("target data") as report:
         outputs = complete_all(
             target,
@@ -31,7 +42,6 @@ def run(settings: Generate) -> dict[str, Any]:
             generators=seeded(settings.seed, len(prompts)),
             report=report,
         )
-    settings.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         {
             "id": row.id,
@@ -49,6 +59,18 @@ def run(settings: Generate) -> dict[str, Any]:
         "tokens": sum(len(output.ids) for output in outputs),
         "stopped": sum(output.finish_reason == "stop" for output in outputs),
     }
+
+
+def _make_way(out: Path) -> None:
+    """Refuse a file that cannot be written, before the target has worked for it."""
+    if out.suffix != ".jsonl":
+        raise UserError(f"--out {out}: expected a name ending in .jsonl, which prompt files have")
+    if out.exists():
+        raise UserError(f"--out {out}: exists already; give a new file, or remove it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def tell(result: dict[str, Any]) -> str:

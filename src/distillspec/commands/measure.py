@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distillspec.commands.pairs import device_of, dtype_of, prompt_ids, rows_of, sampling_of
+from distillspec.commands.pairs import (
+    at_least,
+    device_of,
+    dtype_of,
+    prompt_ids,
+    rows_of,
+    sampling_of,
+)
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Measure
 from distillspec.errors import UserError
@@ -20,6 +27,13 @@ from distillspec.studies.store import RESULT, Run
 def run(settings: Measure) -> dict[str, Any]:
     """Measure the pair on the file's prompts."""
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    at_least(
+        1,
+        max_new_tokens=settings.max_new_tokens,
+        repetitions=settings.repetitions,
+        batch_size=settings.batch_size,
+    )
+    at_least(0, clock_prompts=settings.clock_prompts)
     plan = Plan(
         gammas=_checked(settings.gamma),
         draft_sampling=_draft_sampling(sampling, settings.draft_temperature),
@@ -34,7 +48,7 @@ def run(settings: Measure) -> dict[str, Any]:
     target, draft = load_pair(
         settings.target, settings.draft, dtype=dtype_of(settings.dtype), device=device
     )
-    prompts = prompt_ids(target.tokenizer, rows)
+    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     store = None
     if settings.out is not None:
         store = Run.create(

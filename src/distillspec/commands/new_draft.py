@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from distillspec.errors import UserError
 from distillspec.models import load
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers, most_frequent_ids, narrow
+from distillspec.studies.outputs import seeded
 from distillspec.tasks import read_prompts
 from distillspec.training.data import Example
 
@@ -23,8 +25,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
         raise UserError("give either --layers (keep those of the target) or --width (a fresh one)")
     if (settings.keep_ids is None) != (settings.prompts is None):
         raise UserError("--keep-ids and --prompts go together: the ids are chosen by their texts")
-    if settings.out.exists() and any(settings.out.iterdir()):
-        raise UserError(f"{settings.out}: is not empty; give --out a new folder")
+    _make_way(settings.out)
     target = load(settings.target)
     kept = None
     if settings.keep_ids is not None and settings.prompts is not None:
@@ -38,7 +39,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
             width=settings.width or 0,
             layers=settings.depth,
             heads=max(1, (settings.width or 0) // 64),
-            generator=torch.Generator().manual_seed(settings.seed),
+            generator=seeded(settings.seed, 1)[0],
             kept=kept,
         )
     draft.save(settings.out)
@@ -48,6 +49,16 @@ def run(settings: NewDraft) -> dict[str, Any]:
         "target_parameters": sum(parameter.numel() for parameter in target.parameters()),
         "kept_ids": None if draft.kept is None else len(draft.kept),
     }
+
+
+def _make_way(out: Path) -> None:
+    """Make the folder, or refuse one that holds anything or cannot be made."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made a folder: {error.strerror}") from error
+    if any(out.iterdir()):
+        raise UserError(f"{out}: is not empty; give --out a new folder")
 
 
 def frequent_ids(target: TransformersModel, data: list[Example], size: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from distillspec.commands.progress import console
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.tasks import Row, read_prompts, read_valid_prompts
 from distillspec.training.data import Example
@@ -49,6 +50,18 @@ def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
+def at_least(least: int, **flags: int) -> None:
+    """Refuse numbers that are too small to mean anything.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    for name, value in flags.items():
+        if value < least:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {value}: expected a whole number of at least {least}")
+
+
 def rows_of(prompts: str, limit: int | None, *, skip_invalid: bool) -> list[Row]:
     """Read a prompt file or task; say on stderr what was left out, if that was asked for.
 
@@ -62,8 +75,15 @@ def rows_of(prompts: str, limit: int | None, *, skip_invalid: bool) -> list[Row]
     return list(reading.rows)
 
 
-def prompt_ids(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Tensor]:
+def prompt_ids(
+    tokenizer: Tokenizer, rows: Sequence[Row], *, context: int | None = None
+) -> list[Tensor]:
     """Make the ids of every row's prompt.
+
+    Args:
+        tokenizer: The target's.
+        rows: What to tokenize.
+        context: The most tokens a prompt may have; None for no limit.
 
     Raises:
         UserError: naming the row whose prompt cannot be used.
@@ -74,7 +94,31 @@ def prompt_ids(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Tensor]:
             ids.append(tokenizer.prompt(row.prompt))
         except UserError as error:
             raise UserError(f"{row.id}: {error}") from error
+        _check_length(row, len(ids[-1]), context, tokenizer.name)
     return ids
+
+
+def check_fit(model: TransformersModel, rows: Sequence[Row], examples: Sequence[Example]) -> None:
+    """Check that a model's context holds every example whole.
+
+    Raises:
+        UserError: naming the row that is too long.
+    """
+    for row, example in zip(rows, examples, strict=True):
+        length = len(example.prompt)
+        if example.completion is not None:
+            fed = len(example.completion) - 1  # the last token is predicted and never fed
+            apart = model.tokenizer.encoder_decoder
+            length = max(length, fed) if apart else length + fed
+        _check_length(row, length, model.context, model.name)
+
+
+def _check_length(row: Row, length: int, context: int | None, name: str) -> None:
+    if context is not None and length > context:
+        raise UserError(
+            f"{row.id}: {length} tokens, more than the context of {context} of {name}; shorten "
+            "the row, or leave it out"
+        )
 
 
 def examples(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Example]:

@@ -9,7 +9,14 @@ from typing import Any
 
 from distillspec.commands.evaluation import GAMMA, evaluate, evaluation_row
 from distillspec.commands.metrics import Totals, figures, metrics_row
-from distillspec.commands.pairs import device_of, examples, prompt_ids, rows_of
+from distillspec.commands.pairs import (
+    at_least,
+    check_fit,
+    device_of,
+    examples,
+    prompt_ids,
+    rows_of,
+)
 from distillspec.commands.progress import bar, training_bar
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.errors import UserError
@@ -20,7 +27,7 @@ from distillspec.settings import as_dict
 from distillspec.studies.estimates import ratio
 from distillspec.studies.measure import compare
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
-from distillspec.studies.store import RESULT, Run
+from distillspec.studies.store import RESULT, Run, read_run
 from distillspec.tasks import Row, overlap, read_prompts
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
@@ -28,7 +35,7 @@ from distillspec.training.data import Batches
 from distillspec.training.distill import Step, distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import SEQKD, Divergence, Mixture, Recipe, named
-from distillspec.training.state import State
+from distillspec.training.state import State, check_run
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints within a run directory."""
@@ -36,31 +43,43 @@ CHECKPOINTS = "checkpoints"
 
 def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
+    at_least(1, keep=settings.keep)
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     draft = load(settings.draft, device=device_of(settings.device))
-    batches = Batches(examples(draft.tokenizer, rows), recipe.batch_size)
+    data = examples(draft.tokenizer, rows)
+    check_fit(draft, rows, data)
+    batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
-    run, _ = _open("sft", draft, state, settings)
+    check_run(None, draft, batches, recipe, state)
+    run = _open("sft", draft, state, settings)
+    _go_back(run, draft, state, settings)
     steps = sft(draft, batches, recipe, state=state)
     return _train(steps, draft, state, run, settings, lambda _: None)
 
 
 def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
+    at_least(1, keep=settings.keep)
     recipe = _fit(_recipe(settings), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     held_rows = _held_out(rows, settings.held_out)
     target, draft = load_pair(settings.target, settings.draft, device=device_of(settings.device))
-    batches = Batches(examples(draft.tokenizer, rows), recipe.batch_size)
+    data = examples(draft.tokenizer, rows)
+    for model in (target, draft):
+        check_fit(model, rows, data)
+    batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
-    run, resumed = _open("distill", draft, state, settings)
+    check_run(target, draft, batches, recipe, state)
+    run = _open("distill", draft, state, settings)
     held = _answers(target, held_rows, settings)
+    # Before --resume puts the trained weights back: a change is one since the run began.
+    first = None if held is None else evaluate(target, draft, held)
+    _go_back(run, draft, state, settings)
     steps = distill(target, draft, batches, recipe, state=state, cache=HiddenCache())
-    if held is None:
+    if held is None or first is None:
         return _train(steps, draft, state, run, settings, lambda _: None)
-    first = evaluate(target, draft, held)
-    if not resumed:
+    if not settings.resume:
         run.log(evaluation_row(first, state.step, state.seconds))
     last = state.seconds
 
@@ -88,6 +107,10 @@ def _held_out(rows: Sequence[Row], held_out: str | None) -> list[Row]:
     if held_out is None:
         return []
     held = read_prompts(held_out)
+    if len(held) < 2:
+        raise UserError(
+            f"--held-out {held_out} has one prompt, which gives no interval; give more of them"
+        )
     shared = overlap(rows, held)
     if shared:
         raise UserError(
@@ -103,7 +126,7 @@ def _answers(
     """Let the target answer the held-out prompts at temperature 1; None if there are none."""
     if not rows:
         return None
-    prompts = prompt_ids(target.tokenizer, rows)
+    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     with bar("held-out answers") as report:
         outputs = complete_all(
             target,
@@ -117,9 +140,13 @@ def _answers(
     return TargetOutputs.of(prompts, outputs, Sampling())
 
 
-def _open(verb: str, draft: TransformersModel, state: State, settings: Train) -> tuple[Run, bool]:
-    """Make or continue the run directory; with --resume, go back to its newest checkpoint."""
-    run = Run.create(
+def _open(verb: str, draft: TransformersModel, state: State, settings: Train) -> Run:
+    """Make the run directory, or check that it can be resumed."""
+    if settings.resume:
+        if checkpoint.newest(settings.out / CHECKPOINTS) is None:
+            raise UserError(f"{settings.out}: no checkpoint to resume from; leave out --resume")
+        _check_same_run(settings)
+    return Run.create(
         settings.out,
         verb=verb,
         config={**as_dict(settings), "resolved_recipe": state.recipe.to_dict()},
@@ -127,12 +154,29 @@ def _open(verb: str, draft: TransformersModel, state: State, settings: Train) ->
         device=str(draft.device),
         exists="continue" if settings.resume else "refuse",
     )
-    if settings.resume:
-        newest = checkpoint.newest(settings.out / CHECKPOINTS)
-        if newest is None:
-            raise UserError(f"{settings.out}: no checkpoint to resume from; leave out --resume")
+
+
+def _go_back(run: Run, draft: TransformersModel, state: State, settings: Train) -> None:
+    """With --resume, go back to the newest checkpoint."""
+    newest = checkpoint.newest(settings.out / CHECKPOINTS) if settings.resume else None
+    if newest is not None:
         checkpoint.load(newest, draft, state)
-    return run, settings.resume
+        run.rewind(state.step)
+
+
+def _check_same_run(settings: Train) -> None:
+    """Refuse to resume with settings that the run was not started with and that no one would see.
+
+    The recipe and the data are the checkpoint's own to compare.
+    """
+    recorded, now = read_run(settings.out).record["config"], as_dict(settings)
+    for key in ("draft", "target", "held_out", "seed"):
+        if recorded.get(key) != now.get(key):
+            flag = key.replace("_", "-")
+            raise UserError(
+                f"{settings.out}: was started with --{flag} {recorded.get(key)}, not "
+                f"{now.get(key)}; give the same to --resume it, or --out a new folder"
+            )
 
 
 def _train(
