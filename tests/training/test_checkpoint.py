@@ -205,9 +205,7 @@ def test_an_allowed_change_of_the_optimizers_settings_takes_effect(tmp_path):
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("optimizer", Adafactor()), ("frozen", ("*lm_head*", "*shared*"))]
-)
+@pytest.mark.parametrize(("key", "value"), [("optimizer", Adafactor()), ("frozen", ("*shared*",))])
 def test_what_the_moments_belong_to_cannot_be_changed(tmp_path, key, value):
     draft, batches, state = start()
     path = checkpoint.save(tmp_path, draft, state, keep=1)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 
 from distillspec.errors import UserError
@@ -21,6 +24,17 @@ from distillspec.training.state import State
 
 WEIGHTS = "draft.safetensors"
 STATE = "state.pt"
+
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    UnpicklingError,
+    SafetensorError,
+)
+"""What torch and safetensors raise for files that are damaged or of another model."""
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -86,11 +100,40 @@ def load(
     for path in (weights, saved):
         if not path.is_file():
             raise UserError(f"{checkpoint} is no checkpoint: it lacks {path.name}")
+    with _explained(saved):
+        moving = torch.load(saved, map_location=draft.device, weights_only=True)
+        parts = {"step", "seconds", "seed", "recipe", "data", "optimizer"}
+        if not isinstance(moving, dict) or not parts <= set(moving):
+            raise ValueError(f"expected {', '.join(sorted(parts))}")
+    _check_weights(weights, draft)
     # The state goes first: it refuses another run's checkpoint before any weight has changed.
-    state.load_state_dict(
-        torch.load(saved, map_location=draft.device, weights_only=True), allow=allow
-    )
-    load_model(draft.module, str(weights), device=str(draft.device))
+    state.load_state_dict(moving, allow=allow)
+    with _explained(weights):
+        load_model(draft.module, str(weights), device=str(draft.device))
+
+
+def _check_weights(file: Path, draft: LanguageModel) -> None:
+    """Compare a file of weights with the draft they are for; opening it finds one that was cut."""
+    own = draft.module.state_dict()
+    with _explained(file), safe_open(str(file), framework="pt") as saved:
+        names = saved.keys()
+        shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in names}
+    other = [name for name, shape in shapes.items() if name not in own or own[name].shape != shape]
+    if other:
+        raise UserError(
+            f"{file} is of another draft than {draft.name}, which has no {other[0]} of shape "
+            f"{list(shapes[other[0]])}: resume with the draft that the run began with"
+        )
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what torch and safetensors raise for a damaged file into one line."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {first}") from error
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:

@@ -92,7 +92,8 @@ class State:
 
         Args:
             saved: What `state_dict` returned.
-            allow: The keys of the recipe that may differ, or `data`.
+            allow: The keys of the recipe that may differ, or `data`. What the moments belong to
+                may not: `frozen`, and which optimizer it is (its settings may).
 
         Raises:
             UserError: naming what differs from the run that was saved.
@@ -100,17 +101,26 @@ class State:
         mine, theirs = self.recipe.to_dict(), saved["recipe"]
         changed = [key for key in mine if mine[key] != theirs.get(key)]
         changed += [] if self._data == saved["data"] else ["data"]
-        refused = [key for key in changed if key not in allow]
+        bound = {"frozen"}
+        if mine["optimizer"]["name"] != theirs["optimizer"]["name"]:
+            bound.add("optimizer")
+        refused = [key for key in changed if key not in allow or key in bound]
         if refused:
             told = ", ".join(
                 key if key == "data" else f"{key} was {theirs.get(key)!r} and is {mine[key]!r}"
                 for key in refused
             )
             raise UserError(
-                f"the checkpoint belongs to another run ({told}); give the same settings and data, "
-                "or allow the change by name"
+                f"the checkpoint belongs to another run ({told}); give the same settings and data"
+                + ("" if bound & set(refused) else ", or allow the change by name")
             )
+        settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self.optimizer.param_groups
+        ]
         self.optimizer.load_state_dict(saved["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)  # torch takes the saved settings, whatever the recipe says
         self.step, self.seconds, self.seed = saved["step"], saved["seconds"], saved["seed"]
 
 
