@@ -9,7 +9,7 @@ from pathlib import Path
 from distillspec import cli
 from distillspec.models import wrap
 from distillspec.settings import parse
-from distillspec.studies.measure import CostRow, GammaRow, Measurement
+from distillspec.studies.answer import CostRow, GammaRow, Measurement
 from support import module, perturbed, word_tokenizer
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,7 @@ from distillspec.studies.store import write_text
 
 def run(settings: Generate) -> dict[str, Any]:
     """Decode every prompt and write the file, whole or not at all."""
-    at_least(1, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
+    at_least(1, settings, "max_new_tokens", "batch_size")
     _make_way(settings.out)
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)

@@ -27,13 +27,8 @@ from distillspec.studies.store import RESULT, Run
 def run(settings: Measure) -> dict[str, Any]:
     """Measure the pair on the file's prompts."""
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
-    at_least(
-        1,
-        max_new_tokens=settings.max_new_tokens,
-        repetitions=settings.repetitions,
-        batch_size=settings.batch_size,
-    )
-    at_least(0, clock_prompts=settings.clock_prompts)
+    at_least(1, settings, "max_new_tokens", "repetitions", "batch_size")
+    at_least(0, settings, "clock_prompts")
     plan = Plan(
         gammas=_checked(settings.gamma),
         draft_sampling=_draft_sampling(sampling, settings.draft_temperature),

@@ -50,13 +50,14 @@ def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-def at_least(least: int, **flags: int) -> None:
-    """Refuse numbers that are too small to mean anything.
+def at_least(least: int, settings: object, *names: str) -> None:
+    """Refuse settings that are too small to mean anything.
 
     Raises:
         UserError: naming the flag.
     """
-    for name, value in flags.items():
+    for name in names:
+        value = getattr(settings, name)
         if value < least:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} {value}: expected a whole number of at least {least}")

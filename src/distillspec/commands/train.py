@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 
 def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
-    at_least(1, keep=settings.keep)
+    at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     draft = load(settings.draft, device=device_of(settings.device))
@@ -60,7 +60,7 @@ def run_sft(settings: Sft) -> dict[str, Any]:
 
 def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
-    at_least(1, keep=settings.keep)
+    at_least(1, settings, "keep")
     recipe = _fit(_recipe(settings), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     held_rows = _held_out(rows, settings.held_out)

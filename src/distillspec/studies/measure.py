@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -20,6 +21,7 @@ from distillspec.math.forecast import (
 )
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import LanguageModel
+from distillspec.studies.answer import CostRow, GammaRow, Measurement, Overview, Ran, verdict
 from distillspec.studies.clock import Run, Timer, fit_cost
 from distillspec.studies.estimates import Estimate, estimate, ratio, ratio_difference
 from distillspec.studies.outputs import Report, Scores, TargetOutputs, score
@@ -50,56 +52,6 @@ class Plan:
     def for_draft(self, sampling: Sampling) -> Sampling:
         """Return the draft's settings beside a target served at `sampling`."""
         return sampling if self.draft_sampling is None else self.draft_sampling
-
-
-class Overview(TypedDict):
-    """What one γ is forecast to bring."""
-
-    gamma: int
-    tau_forecast: Estimate
-    tau_iid: float
-    speedup_forecast: Estimate
-
-
-class Ran(TypedDict, total=False):
-    """What one γ brought where the engine was run."""
-
-    tau_counted: Estimate
-    speedup_measured: Estimate
-    speedup_end_to_end: Estimate
-    forecast_z: float | None
-    forecast_exact: bool
-
-
-class GammaRow(Overview, Ran):
-    """One γ: forecast, and measured where the engine was run."""
-
-
-class CostRow(TypedDict):
-    """The cost model in milliseconds."""
-
-    target_ms: float
-    draft_ms: float
-    overhead_ms: float
-    overhead_plain_ms: float
-    c: float
-    target_ms_by_tokens: list[float]
-
-
-class Measurement(TypedDict):
-    """The answer of `measure`; docs/measure.md explains every field."""
-
-    alpha: Estimate
-    rule: str
-    temperature: float
-    prompts: int
-    tokens: int
-    gammas: list[GammaRow]
-    cost: CostRow
-    best_gamma: int
-    break_even_alpha: float | None
-    headroom: float
-    verdict: str
 
 
 @dataclass(frozen=True)
@@ -240,6 +192,7 @@ def _ran(
     return Ran(
         tau_counted=ratio(own.lengths, counted),
         speedup_measured=_rate_ratio(pairs, lambda run: run.seconds),
+        speedup_spread=_spread(pairs),
         speedup_end_to_end=_rate_ratio(pairs, lambda run: run.prefill + run.seconds),
         forecast_z=_z(counted - mean, variance),
         forecast_exact=bool(np.abs(counted - mean).max() < 1e-6),
@@ -260,6 +213,15 @@ def _rate_ratio(pairs: Sequence[tuple[Run, Run]], seconds: Callable[[Run], float
         for plain, run in pairs
     ]
     return estimate(lambda s: (s[:, 3] / s[:, 2]) / (s[:, 1] / s[:, 0]), columns)
+
+
+def _spread(pairs: Sequence[tuple[Run, Run]]) -> list[float]:
+    """Return the smallest, the median and the largest speed-up of a single prompt."""
+    each = [
+        (len(run.output.ids) / run.seconds) / (len(plain.output.ids) / plain.seconds)
+        for plain, run in pairs
+    ]
+    return [min(each), statistics.median(each), max(each)]
 
 
 def _measurement(
@@ -321,41 +283,3 @@ def _gamma_row(
         speedup_forecast=estimate(lambda s: factor * s[:, 0] / s[:, 1], columns),
     )
     return GammaRow(**forecast, **(ran or Ran()))
-
-
-def verdict(
-    rows: Sequence[GammaRow], best: int, alpha: float, break_even: float | None, *, prompts: int
-) -> str:
-    """Say in one sentence whether to use the draft.
-
-    The measured speed-up decides where the engine ran at the best γ, the forecast elsewhere.
-
-    Args:
-        rows: What is known of each γ.
-        best: The γ to use, one of the rows'.
-        alpha: The pair's acceptance rate.
-        break_even: The least that pays; None if none does.
-        prompts: Behind the deciding figure; a single one spans no interval and decides nothing.
-    """
-    row = next(row for row in rows if row["gamma"] == best)
-    measured = row.get("speedup_measured")
-    gain, how = (
-        (row["speedup_forecast"], "forecast") if measured is None else (measured, "measured")
-    )
-    figures = f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}] {how}"
-    if prompts < 2:
-        return (
-            f"Undecided: {gain['value']:.2f}× {how} at γ = {best}, on one prompt, which gives no "
-            "interval. Measure on more prompts."
-        )
-    if gain["low"] > 1:
-        return f"Use this draft with γ = {best}: {figures}."
-    if break_even is None:
-        return (
-            f"Do not use this draft: {figures} at its best γ = {best}; at this cost even a draft "
-            "that is always right would be slower."
-        )
-    known = f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
-    if gain["high"] < 1:
-        return f"Do not use this draft: {figures} at its best γ = {best}; {known}."
-    return f"Undecided: {figures} at γ = {best}; {known}. Measure on more prompts."

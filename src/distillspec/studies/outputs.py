@@ -19,6 +19,7 @@ from distillspec.math.forecast import acceptance_ratios
 from distillspec.math.sampling import Sampling
 from distillspec.math.verification import expected_acceptance
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.training.cache import states_of
 
 ROWS = 256
 """Positions whose two [V] distributions are in memory at once: 100 MB at V = 49,152."""
@@ -130,9 +131,8 @@ def teacher_forced(
     lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
     for rows in batches(lengths, batch_size):
         batch = Batch(tuple(prompts[i] for i in rows), tuple(completions[i] for i in rows))
-        for i, part in zip(
-            rows, torch.split(model.hidden(batch), list(batch.lengths)), strict=True
-        ):
+        parts = torch.split(states_of(model, batch), list(batch.lengths))
+        for i, part in zip(rows, parts, strict=True):
             states[i] = part
     return tuple(states)
 

@@ -11,10 +11,10 @@ from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.data import evaluation_mode
 
 
-def score(target: LanguageModel, batch: Batch) -> Tensor:
-    """Return the target's [N, H] states at the completion positions, in eval mode, no gradient."""
-    with torch.no_grad(), evaluation_mode(target.module):
-        return target.hidden(batch)
+def states_of(model: LanguageModel, batch: Batch) -> Tensor:
+    """Return a model's [N, H] states at the completion positions, in eval mode, no gradient."""
+    with torch.no_grad(), evaluation_mode(model.module):
+        return model.hidden(batch)
 
 
 class HiddenCache:
@@ -58,7 +58,7 @@ class HiddenCache:
                 tuple(batch.prompts[row] for row in missing),
                 tuple(batch.completions[row] for row in missing),
             )
-            states = torch.split(score(target, new).to(self.dtype), list(new.lengths))
+            states = torch.split(states_of(target, new).to(self.dtype), list(new.lengths))
             self._states |= {
                 # Cloned: a view would keep the whole batch alive.
                 indices[row]: part.clone()

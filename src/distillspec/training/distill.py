@@ -19,7 +19,7 @@ from torch import Tensor
 
 from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
-from distillspec.training.cache import HiddenCache, score
+from distillspec.training.cache import HiddenCache, states_of
 from distillspec.training.data import Batches, rollout
 from distillspec.training.losses import DistillationLoss, position_weights
 from distillspec.training.randomness import generator, seeded_dropout, uniform
@@ -132,7 +132,7 @@ def distill(
             if judge is not None and source == "fixed" and cache is not None:
                 hidden = cache.states(judge, indices, batch)
             elif judge is not None:
-                hidden = score(judge, batch)
+                hidden = states_of(judge, batch)
             laps.end("target")
 
             weights = position_weights(
