@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distillspec import cli
-from distillspec.commands import train
+from distillspec.commands import decode, train
 from distillspec.models import load, wrap
 from distillspec.training import checkpoint
 from support import module, perturbed, word_tokenizer
@@ -480,3 +480,7 @@ def test_a_stdout_without_greek_letters_still_gets_the_result(tmp_path, pair, mo
     sys.stdout.flush()
     assert code == 0
     assert raw.getvalue().endswith(b"\\u03b1\n")
+
+
+def test_decoded_text_cannot_command_the_terminal():
+    assert decode._harmless("a\tb\n\x1b[2J\x07é") == "a\tb\n\ufffd[2J\ufffdé"

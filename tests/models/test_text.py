@@ -99,3 +99,11 @@ def test_a_stream_gives_out_what_is_certain():
     broken = TextStream(BYTES)
     assert broken.push(ids[:2]) == "a"
     assert broken.finish() == "\ufffd"
+
+
+def test_what_a_chat_template_refuses_is_told_in_one_line():
+    """The template's own exception left as a traceback."""
+    hf = word_tokenizer(chat=True)
+    hf.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(UserError, match="System role not supported"):
+        Tokenizer(hf, name="m").prompt([{"role": "system", "content": "w6"}])

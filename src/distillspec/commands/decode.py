@@ -76,11 +76,16 @@ def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, terminal: Console) -> 
     stream, last = TextStream(tokenizer), "target"
     for block in blocks:
         for token, last in zip(block.ids[0], block.origin(0), strict=True):
-            terminal.print(Text(stream.push([token]), style=STYLES[last]), end="")
+            terminal.print(Text(_harmless(stream.push([token])), style=STYLES[last]), end="")
         yield block
-    terminal.print(Text(stream.finish(), style=STYLES[last]))
+    terminal.print(Text(_harmless(stream.finish()), style=STYLES[last]))
     legend = Text("draft", style=STYLES["draft"]) + " · " + Text("target", style=STYLES["target"])
     terminal.print(legend)
+
+
+def _harmless(text: str) -> str:
+    """Replace control characters, with which a model's text could command the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def tell(result: dict[str, Any]) -> str:

@@ -55,10 +55,10 @@ class Totals:
             self._judged += step.tokens
 
     @property
-    def loss(self) -> float:
-        """The mean loss of the last tenth of the steps."""
+    def loss(self) -> float | None:
+        """The mean loss of the last tenth of the steps; None before the first."""
         last = self._losses[-max(1, len(self._losses) // 10) :]
-        return sum(last) / len(last)
+        return sum(last) / len(last) if last else None
 
     @property
     def acceptance(self) -> float | None:

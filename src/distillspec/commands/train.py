@@ -283,9 +283,10 @@ def tell(result: dict[str, Any]) -> str:
     """Say where the draft is and where the time went."""
     parts = ", ".join(f"{part} {spent:.0f} s" for part, spent in result["seconds"].items())
     ended = "interrupted; " if result["interrupted"] else ""
+    loss = "" if result["loss"] is None else f"loss {result['loss']:.3f} "
     lines = [
         f"{ended}{result['out']}: {result['steps']} steps, {result['tokens']} tokens, "
-        f"loss {result['loss']:.3f} ({parts})"
+        f"{loss}({parts})"
     ]
     if "alpha" in result:
         alpha, change = result["alpha"], result["alpha_change"]

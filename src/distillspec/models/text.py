@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -81,9 +82,7 @@ class Tokenizer:
             ids = self._encode(prompt.text)
         elif self.chat:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.hf.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-            )
+            text = self._render([dict(message) for message in messages])
             ids = self.hf(text, add_special_tokens=False)["input_ids"]
         elif isinstance(prompt, str):
             ids = self._encode(prompt)
@@ -124,6 +123,15 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder."""
         self.hf.save_pretrained(folder)
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        """Apply the chat template; what it refuses (a role, an order) is the user's to mend."""
+        try:
+            return str(
+                self.hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            )
+        except TemplateError as error:
+            raise UserError(f"the chat template of {self.name} refuses this: {error}") from error
 
     def _encode(self, text: str) -> list[int]:
         """Tokenize plain text with one beginning token, if the tokenizer adds one."""

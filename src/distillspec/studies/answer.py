@@ -86,12 +86,11 @@ def verdict(
         )
     if gain["low"] > 1:
         return f"Use this draft with γ = {best}: {figures}."
-    if break_even is None:
-        return (
-            f"Do not use this draft: {figures} at its best γ = {best}; at this cost even a draft "
-            "that is always right would be slower."
-        )
-    known = f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
+    known = (
+        "at this cost even a draft that is always right would be slower"
+        if break_even is None
+        else f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
+    )
     if gain["high"] < 1:
         return f"Do not use this draft: {figures} at its best γ = {best}; {known}."
     return f"Undecided: {figures} at γ = {best}; {known}. Measure on more prompts."
