@@ -195,18 +195,19 @@ def check_greedy_tables():
 # --- acceptance ---
 
 
-def check_draft_is_target():
+def check_draft_is_target(model=None, gammas=(1, 2, 5)):
     """A draft equal to the target is always right: not one hole in its cache."""
-    table = random_table(seed=4, order=3)
+    model = model or random_table(seed=4, order=3)
     prompts = [torch.tensor([1, 2]), torch.tensor([3])]
-    for sampling, gamma in product((GREEDY, Sampling(0.7)), (1, 2, 5)):
+    for sampling, gamma in product((GREEDY, Sampling(0.7)), gammas):
         for output in complete(
-            table,
-            table,
+            model,
+            model,
             prompts,
             gamma=gamma,
             max_new_tokens=40,
             sampling=sampling,
+            stop=(),
             generators=seeded(2),
         ):
             assert output.counts.empirical_acceptance == 1
@@ -624,6 +625,29 @@ def check_lenience():
                 assert all(m >= a for m, a in zip(more, accepted, strict=True))
                 accepted = more
             assert sum(accepted) > sum(exact.accepted)
+
+
+def check_lenient_law(count=3_000):
+    """One lenient step: q·a + (1 − Σ q·a)·norm(max(0, p − q)), a = min(1, f(p)/q)."""
+    target, draft = random_table(seed=16, scale=2), random_table(seed=17, scale=2)
+    p, q = (Sampling().probabilities(m.logits[1].detach()) for m in (target, draft))
+    left = (p - q).clamp(min=0)
+    for rule in (linear(0.5), squared(0.8), exponential(0.5)):
+        blocks = speculate(
+            target,
+            draft,
+            [torch.tensor([1])] * count,
+            gamma=1,
+            max_new_tokens=2,
+            sampling=Sampling(),
+            lenience=rule,
+            generators=seeded(count),
+        )
+        observed = Counter(ids[0] for ids in next(blocks).ids)
+        accepted = q * torch.minimum(rule(p) / q, torch.ones(()))
+        law = accepted + (1 - accepted.sum()) * left / left.sum()
+        assert (law - p).abs().sum() > 0.3
+        assert chi_square(observed, Counter(dict(enumerate(law.tolist()))), count) > ALARM
 
 
 def check_lenient_greedy():

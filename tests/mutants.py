@@ -283,15 +283,15 @@ MUTANTS = (
     Mutant(
         "the draft's state is read one token early",
         speculative._draft,
-        "(lengths - 1).clamp_min(0)",
-        "(lengths - 2).clamp_min(0)",
+        "max(0, n - 1)",
+        "max(0, n - 2)",
         (checks.check_draft_is_target,),
     ),
     Mutant(
         "states past a row's length are used",
         speculative._states,
-        "return states.masked_fill((columns >= lengths[:, None])[..., None], 0)",
-        "return states",
+        "if min(fed) == k:",
+        "if True:",
         (checks.check_caches_ragged,),
     ),
     # --- endings ---
@@ -431,10 +431,17 @@ MUTANTS = (
         (checks.check_lenient_greedy,),
     ),
     Mutant(
+        "the residual of a lenient rule is taken of f(p)",
+        verification.verify,
+        "residual(final[refused],",
+        "residual(score[rows, accepted][refused],",
+        (checks.check_lenient_law,),
+    ),
+    Mutant(
         "lenience divides the wrong way",
         verification.linear.__call__,
         "p / self.eps",
         "p * self.eps",
-        (checks.check_lenience,),
+        (checks.check_lenience, checks.check_lenient_law),
     ),
 )

@@ -15,9 +15,7 @@ from distillspec.math.verification import linear
 from distillspec.models import wrap
 from support import FAMILIES, module, perturbed, random_table, tiny, word_tokenizer
 
-PROMPTS = [
-    torch.tensor(ids) for ids in ([7, 9, 11], [5], [8, 8, 3, 20, 41, 6], list(range(20, 37)))
-]
+PROMPTS = [torch.tensor(ids) for ids in ([7, 9], [5], [8, 8, 3, 20, 41, 6], list(range(20, 37)))]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -33,7 +31,14 @@ def family(request):
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("case", checks.LAW_CASES)
 def test_three_tokens_follow_the_enumerated_law(case, gamma):
-    checks.check_law(case, gamma, count=8_000)
+    checks.check_law(case, gamma, count=4_000)
+
+
+def test_a_draft_with_a_trimmed_head_keeps_the_law():
+    target = random_table(seed=1, order=2)
+    draft = random_table(seed=2, order=2, kept=torch.tensor([0, 2, 3]))
+    settings = {"gamma": 2, "sampling": Sampling(), "count": 4_000}
+    assert checks.law_p_value(target, draft, **settings) > checks.ALARM
 
 
 def test_the_chi_square_sees_a_draft_that_is_always_accepted():
@@ -61,14 +66,14 @@ def test_greedy_tables():
 def test_greedy_speculative_is_greedy(family):
     target, near, far = family
     for draft, gammas in ((near, (1, 2, 4, 6, 8)), (far, (3, 5, 7))):
-        checks.check_greedy(target, draft, PROMPTS, gammas=gammas, count=20, batches=(1, 4))
+        checks.check_greedy(target, draft, PROMPTS, gammas=gammas, count=16, batches=(1, 4))
 
 
 def test_a_stop_id_ends_a_row_wherever_it_falls(family):
-    target, near, far = family
+    target, near, _ = family
     offsets = set()
-    for draft, prompt in ((target, PROMPTS[0]), (near, PROMPTS[0]), (far, PROMPTS[2])):
-        offsets |= checks.check_stops(target, draft, prompt, gamma=3, count=20)
+    for draft, prompt in ((target, PROMPTS[2]), (near, PROMPTS[0])):
+        offsets |= checks.check_stops(target, draft, prompt, gamma=3, count=16)
     assert offsets == {0, 1, 2, 3}
 
 
@@ -89,6 +94,11 @@ def test_a_draft_equal_to_the_target_is_always_accepted():
     checks.check_draft_is_target()
 
 
+def test_a_real_draft_equal_to_the_target_is_always_accepted(family):
+    """Sampled too: its q differs from p by rounding only, one rejection in some 10,000 runs."""
+    checks.check_draft_is_target(family[0], gammas=(5,))
+
+
 def test_a_hostile_draft_is_never_accepted():
     checks.check_hostile_draft()
 
@@ -105,7 +115,7 @@ def test_the_counts_agree_with_the_forecast():
 def test_real_counts_agree_with_the_forecast(name):
     target = checks.lively(name)
     draft = perturbed(target, 0.05)
-    settings = {"gamma": 3, "stop": (1,), "count": 8}
+    settings = {"gamma": 3, "stop": (1,), "count": 6}
     assert checks.check_forecast(target, draft, sampling=GREEDY, **settings) == 0
     assert checks.check_forecast(target, draft, sampling=Sampling(), **settings) > 0
     argmax = {"sampling": Sampling(), "draft_sampling": GREEDY}
@@ -161,6 +171,10 @@ def test_every_row_is_what_it_is_alone():
 
 def test_lenience_accepts_more_and_its_identity_is_lossless():
     checks.check_lenience()
+
+
+def test_a_lenient_step_follows_its_own_law():
+    checks.check_lenient_law()
 
 
 def test_greedy_lenience_compares_with_the_largest_probability():
