@@ -151,6 +151,19 @@ def test_a_save_that_fails_at_any_moment_leaves_a_whole_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
 
 
+def test_everything_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
+    flushed, flush = [], checkpoint._flush
+    monkeypatch.setattr(
+        checkpoint,
+        "_flush",
+        lambda path: flushed.append((path.name, (tmp_path / "step-1").exists())) or flush(path),
+    )
+    checkpoint.save(tmp_path, *table_state(1), keep=1)
+    files = {checkpoint.WEIGHTS, checkpoint.STATE, "step-1.partial"}
+    assert {name for name, named in flushed if not named} == files
+    assert [name for name, named in flushed if named] == [tmp_path.name]
+
+
 @pytest.mark.parametrize("missing", [checkpoint.WEIGHTS, checkpoint.STATE])
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path, missing):
     path = checkpoint.save(tmp_path, *table_state(1), keep=1)

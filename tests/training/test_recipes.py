@@ -1,6 +1,7 @@
 """Recipes are data: they round-trip, and refuse what means nothing by name."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -113,6 +114,12 @@ def test_a_share_of_one_is_always_chosen_and_a_share_of_zero_never(u):
     assert Mixture(target=1).source(u) == "target"
     assert Mixture(fixed=0.1, draft=0.9).source(u) != "target"
     assert Mixture(fixed=0.1, target=0.9).source(u) != "draft"
+
+
+def test_shares_that_round_to_less_than_one_leave_no_gap():
+    mixture = Mixture(fixed=0.1, draft=0.9 - 1e-16)
+    assert mixture.fixed + mixture.draft < 1
+    assert mixture.source(math.nextafter(1, 0)) == "draft"
 
 
 def test_the_order_of_the_coins_is_the_papers():
