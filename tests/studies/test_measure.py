@@ -301,3 +301,12 @@ def test_alpha_is_a_rate_even_where_the_sums_round_up():
 
 def test_any_whole_number_is_a_seed():
     assert len({one.initial_seed() for seed in (0, -1, 10**30) for one in seeded(seed, 2)}) == 6
+
+
+def test_the_verdict_speaks_of_the_gamma_that_ran():
+    """The fitted overhead can move the best γ after the race; the clock still decides."""
+    other = {**row(9.0, 9.0, 9.0, measured=False), "gamma": 4}
+    said = verdict([row(1.4, 1.3, 1.5, measured=True), other], 4, 0.5, 0.4, prompts=8)
+    assert said == (
+        "Use this draft with γ = 3: 1.40× [1.30, 1.50] measured (the forecast puts γ = 4 first)."
+    )

@@ -64,33 +64,41 @@ def verdict(
 ) -> str:
     """Say in one sentence whether to use the draft.
 
-    The measured speed-up decides where the engine ran at the best γ, the forecast elsewhere.
+    What the clock measured decides, at the γ the engine ran at; where it ran nowhere, the forecast
+    at its best γ.
 
     Args:
         rows: What is known of each γ.
-        best: The γ to use, one of the rows'.
+        best: The γ of the best forecast, one of the rows'.
         alpha: The pair's acceptance rate.
         break_even: The least that pays; None if none does.
         prompts: Behind the deciding figure; a single one spans no interval and decides nothing.
     """
-    row = next(row for row in rows if row["gamma"] == best)
-    measured = row.get("speedup_measured")
+    row = next(
+        (row for row in rows if "speedup_measured" in row),
+        next(row for row in rows if row["gamma"] == best),
+    )
+    gamma = row["gamma"]
     gain, how = (
-        (row["speedup_forecast"], "forecast") if measured is None else (measured, "measured")
+        (row["speedup_measured"], "measured")
+        if "speedup_measured" in row
+        else (row["speedup_forecast"], "forecast")
     )
     figures = f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}] {how}"
+    if gamma != best:
+        figures += f" (the forecast puts γ = {best} first)"
     if prompts < 2:
         return (
-            f"Undecided: {gain['value']:.2f}× {how} at γ = {best}, on one prompt, which gives no "
+            f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, on one prompt, which gives no "
             "interval. Measure on more prompts."
         )
     if gain["low"] > 1:
-        return f"Use this draft with γ = {best}: {figures}."
+        return f"Use this draft with γ = {gamma}: {figures}."
     known = (
         "at this cost even a draft that is always right would be slower"
         if break_even is None
         else f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
     )
     if gain["high"] < 1:
-        return f"Do not use this draft: {figures} at its best γ = {best}; {known}."
-    return f"Undecided: {figures} at γ = {best}; {known}. Measure on more prompts."
+        return f"Do not use this draft: {figures} at its best γ = {gamma}; {known}."
+    return f"Undecided: {figures} at γ = {gamma}; {known}. Measure on more prompts."

@@ -259,9 +259,7 @@ def _measurement(
             best,
             alpha["value"],
             break_even,
-            prompts=min(plan.clock_prompts, len(scores.lengths))
-            if best in ran
-            else len(scores.lengths),
+            prompts=min(plan.clock_prompts, len(scores.lengths)) if ran else len(scores.lengths),
         ),
     )
 
