@@ -283,6 +283,40 @@ def test_fixed_data_is_trained_on_as_it_is(monkeypatch):
     assert rows == sorted((e.prompt.tolist(), e.completion.tolist()) for e in batches.examples)
 
 
+def completions(monkeypatch, model):
+    """Record the completions a model passes over, one list of rows a pass."""
+    seen, hidden = [], model.hidden
+    monkeypatch.setattr(
+        model,
+        "hidden",
+        lambda batch: seen.append([c.tolist() for c in batch.completions]) or hidden(batch),
+        raising=False,
+    )
+    return seen
+
+
+def test_sampled_completions_end_where_the_target_would_end_them(monkeypatch):
+    """Whoever writes them: the draft's own end, id 0 here, means nothing."""
+    target, _ = table_pair()
+    draft = random_table(6, seed=2, eos_ids=(0,))
+    seen = completions(monkeypatch, draft)
+    run(target, draft, table_data(), recipe(draft=0.5, target=0.5), 8)
+    rows = [row for batch in seen for row in batch]
+    assert not any(EOS in row[:-1] for row in rows)
+    assert all(len(row) == 6 or row[-1] == EOS for row in rows)
+    assert any(0 in row[:-1] for row in rows)
+    assert any(len(row) < 6 for row in rows)
+
+
+@pytest.mark.parametrize("source", ["draft", "target"])
+def test_a_prompt_is_answered_afresh_at_every_step(monkeypatch, source):
+    target, draft = table_pair()
+    seen = completions(monkeypatch, draft)
+    batches = Batches([Example(torch.tensor([1]))], 1)
+    run(target, draft, batches, recipe(**{source: 1}, batch_size=1, learning_rate=0), 8)
+    assert len({tuple(batch[0]) for batch in seen}) > 4
+
+
 # What a step reports.
 
 
