@@ -50,5 +50,5 @@ fix: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(READY)
+bench: $(DEMO_READY)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -8,13 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from distillspec.commands.pairs import device_of, dtype_of, sampling_of
+from distillspec.commands.pairs import load_both, load_model, sampling_of
 from distillspec.commands.progress import console
 from distillspec.commands.settings import Decode
 from distillspec.decoding import Block, collect, speculate
 from distillspec.errors import UserError
 from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
-from distillspec.models import load, load_pair
 from distillspec.models.text import Raw, TextStream, Tokenizer
 from distillspec.studies.outputs import seeded
 
@@ -25,11 +24,11 @@ def run(settings: Decode) -> dict[str, Any]:
     """Decode the prompt, streaming its text to the terminal."""
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
     lenience = _lenience(settings.lenience, settings.epsilon)
-    dtype, device = dtype_of(settings.dtype), device_of(settings.device)
+    where = {"dtype": settings.dtype, "device": settings.device}
     if settings.draft is None:
-        target, draft = load(settings.target, dtype=dtype, device=device), None
+        target, draft = load_model(settings.target, **where), None
     else:
-        target, draft = load_pair(settings.target, settings.draft, dtype=dtype, device=device)
+        target, draft = load_both(settings.target, settings.draft, **where)
     prompt = settings.prompt
     ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)
     blocks = speculate(

@@ -20,13 +20,12 @@ from torch import Generator, Tensor
 from distillspec.commands.lab import Budget, Lab
 from distillspec.commands.measure import table
 from distillspec.commands.new_draft import frequent_ids
-from distillspec.commands.pairs import prompt_ids
+from distillspec.commands.pairs import load_model, prompt_ids
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Demo
 from distillspec.decoding import complete
 from distillspec.errors import UserError
 from distillspec.math.sampling import GREEDY, Sampling
-from distillspec.models import load
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers
 from distillspec.report import report as draw_report
@@ -102,8 +101,8 @@ def run(settings: Demo) -> dict[str, Any]:
         device="cpu",
         exists="replace",
     )
-    with budget.part("load"), console().status("loading the target"):
-        target = load(path)
+    with budget.part("load"):
+        target = load_model(path, device="cpu")
     with budget.part("measure"):
         prompts = prompt_ids(target.tokenizer, sides.held_out[:HELD_OUT])
         held = []

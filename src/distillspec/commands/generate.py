@@ -8,8 +8,7 @@ from typing import Any
 
 from distillspec.commands.pairs import (
     at_least,
-    device_of,
-    dtype_of,
+    load_model,
     prompt_ids,
     rows_of,
     sampling_of,
@@ -17,7 +16,6 @@ from distillspec.commands.pairs import (
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Generate
 from distillspec.errors import UserError
-from distillspec.models import load
 from distillspec.studies.outputs import complete_all, seeded
 from distillspec.studies.store import write_text
 
@@ -28,9 +26,7 @@ def run(settings: Generate) -> dict[str, Any]:
     _make_way(settings.out)
     sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
-    target = load(
-        settings.target, dtype=dtype_of(settings.dtype), device=device_of(settings.device)
-    )
+    target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     with bar("target data") as report:
         outputs = complete_all(

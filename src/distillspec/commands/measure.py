@@ -7,8 +7,7 @@ from typing import Any
 
 from distillspec.commands.pairs import (
     at_least,
-    device_of,
-    dtype_of,
+    load_both,
     prompt_ids,
     rows_of,
     sampling_of,
@@ -17,7 +16,6 @@ from distillspec.commands.progress import bar
 from distillspec.commands.settings import Measure
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
-from distillspec.models import load_pair
 from distillspec.settings import as_dict
 from distillspec.studies.measure import Plan, measure
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
@@ -39,9 +37,8 @@ def run(settings: Measure) -> dict[str, Any]:
         seed=settings.seed,
     )
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
-    device = device_of(settings.device)
-    target, draft = load_pair(
-        settings.target, settings.draft, dtype=dtype_of(settings.dtype), device=device
+    target, draft = load_both(
+        settings.target, settings.draft, dtype=settings.dtype, device=settings.device
     )
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     store = None
@@ -51,7 +48,7 @@ def run(settings: Measure) -> dict[str, Any]:
             verb="measure",
             config=as_dict(settings),
             seed=settings.seed,
-            device=str(device),
+            device=str(target.device),
         )
     with bar("target outputs") as report:
         answers = complete_all(

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillspec.commands.pairs import examples
+from distillspec.commands.pairs import examples, load_model
 from distillspec.commands.settings import NewDraft
 from distillspec.errors import UserError
-from distillspec.models import load
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers, most_frequent_ids, narrow
 from distillspec.studies.outputs import seeded
@@ -26,7 +25,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
     if (settings.keep_ids is None) != (settings.prompts is None):
         raise UserError("--keep-ids and --prompts go together: the ids are chosen by their texts")
     _make_way(settings.out)
-    target = load(settings.target)
+    target = load_model(settings.target)
     kept = None
     if settings.keep_ids is not None and settings.prompts is not None:
         rows = read_prompts(settings.prompts, limit=settings.limit)

@@ -10,6 +10,7 @@ from torch import Tensor
 from distillspec.commands.progress import console
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
+from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.tasks import Row, read_prompts, read_valid_prompts
@@ -43,6 +44,20 @@ def dtype_of(setting: str) -> torch.dtype | None:
             "float16": torch.float16,
         }[setting]
     )
+
+
+def load_model(path: str, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
+    """Load one model as its flags say, and say on stderr that it is being loaded."""
+    console().print(f"loading {path}")
+    return load(path, dtype=dtype_of(dtype), device=device_of(device))
+
+
+def load_both(
+    target: str, draft: str, *, dtype: str = "auto", device: str = "auto"
+) -> tuple[TransformersModel, TransformersModel]:
+    """Load a pair as its flags say, and say on stderr that it is being loaded."""
+    console().print(f"loading {target} and {draft}")
+    return load_pair(target, draft, dtype=dtype_of(dtype), device=device_of(device))
 
 
 def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling:

@@ -151,7 +151,7 @@ class Measure:
     """Folder or hub name of the draft."""
     prompts: str
     """Prompt file or task; use prompts that the draft was not trained on."""
-    gamma: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    gamma: tuple[int, ...] = tuple(range(1, 17))
     """Drafted tokens per block to forecast, such as 1..8; the best of them runs on the clock."""
     temperature: float = 1.0
     """The target's sampling temperature; 0 is greedy."""

@@ -12,8 +12,9 @@ from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.pairs import (
     at_least,
     check_fit,
-    device_of,
     examples,
+    load_both,
+    load_model,
     prompt_ids,
     rows_of,
 )
@@ -21,7 +22,6 @@ from distillspec.commands.progress import bar, training_bar
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
-from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies.estimates import ratio
@@ -46,7 +46,7 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
-    draft = load(settings.draft, device=device_of(settings.device))
+    draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
     batches = Batches(data, recipe.batch_size)
@@ -64,7 +64,7 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     recipe = _fit(_recipe(settings), settings)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     held_rows = _held_out(rows, settings.held_out)
-    target, draft = load_pair(settings.target, settings.draft, device=device_of(settings.device))
+    target, draft = load_both(settings.target, settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     for model in (target, draft):
         check_fit(model, rows, data)
