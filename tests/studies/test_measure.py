@@ -224,8 +224,7 @@ def test_one_prompt_decides_nothing():
     said = verdict([row(1.4, 1.4, 1.4, measured=True)], 3, 0.5, 0.4, prompts=1)
     assert said.startswith("Undecided: 1.40× measured at γ = 3, on one prompt")
     found = measured(random_table(seed=0), random_table(seed=0), Sampling(), clock_prompts=1)
-    ran = next(row["gamma"] for row in found.result["gammas"] if "tau_counted" in row)
-    assert ("on one prompt" in found.result["verdict"]) == (ran == found.result["best_gamma"])
+    assert "on one prompt" in found.result["verdict"]
 
 
 def test_past_its_context_a_draft_is_never_accepted_as_in_the_engine():
