@@ -78,8 +78,9 @@ def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, terminal: Console) -> 
             terminal.print(Text(_harmless(stream.push([token])), style=STYLES[last]), end="")
         yield block
     terminal.print(Text(_harmless(stream.finish()), style=STYLES[last]))
-    legend = Text("draft", style=STYLES["draft"]) + " · " + Text("target", style=STYLES["target"])
-    terminal.print(legend)
+    if terminal.is_terminal:  # without colours there is nothing to explain
+        draft, target = (Text(name, style=style) for name, style in STYLES.items())
+        terminal.print(draft + " · " + target)
 
 
 def _harmless(text: str) -> str:

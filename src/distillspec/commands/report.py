@@ -14,5 +14,6 @@ def run(settings: Report) -> dict[str, Any]:
 
 
 def tell(result: dict[str, Any]) -> str:
-    """List the files."""
-    return "\n".join(result["files"])
+    """Say which file to open, and list the figures."""
+    page, *figures = result["files"]
+    return "\n".join([f"open {page}", *figures])

@@ -118,7 +118,7 @@ class Generate:
     prompts: str
     """Prompt file or task."""
     out: Path
-    """JSONL file to write: prompt, target, and the ids of both."""
+    """JSONL file to write: prompt, target, and the target's ids as sampled."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy (the paper samples its data at 1)."""
     top_k: int | None = None
@@ -148,7 +148,7 @@ class Measure:
     target: str
     """Folder, hub name or GGUF file of the target."""
     draft: str
-    """Folder or hub name of the draft."""
+    """Folder, hub name or GGUF file of the draft."""
     prompts: str
     """Prompt file or task; use prompts that the draft was not trained on."""
     gamma: tuple[int, ...] = tuple(range(1, 17))
@@ -192,7 +192,7 @@ class Decode:
     prompt: str
     """The prompt's text."""
     draft: str | None = None
-    """Folder or hub name of the draft; leave out for autoregressive decoding."""
+    """Folder, hub name or GGUF file of the draft; leave out for autoregressive decoding."""
     gamma: int = 4
     """Drafted tokens per block."""
     temperature: float = 0.0
@@ -222,7 +222,7 @@ class Report:
     """Draw the stored results of a run: figures, and one self-contained HTML page."""
 
     run: Path
-    """Run directory of measure, distill or demo."""
+    """Run directory of measure, sft, distill or demo."""
     out: Path | None = None
     """Folder for the figures and the page; the run directory's own `report` by default."""
 
