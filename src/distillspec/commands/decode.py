@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from distillspec.commands.pairs import load_both, load_model, sampling_of
+from distillspec.commands.pairs import load_both, load_model
 from distillspec.commands.progress import console
 from distillspec.commands.settings import Decode
 from distillspec.decoding import Block, collect, speculate
 from distillspec.errors import UserError
+from distillspec.math.sampling import Sampling
 from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
 from distillspec.models.text import Raw, TextStream, Tokenizer
 from distillspec.studies.outputs import seeded
@@ -22,7 +23,7 @@ STYLES = {"draft": "bold green", "target": "yellow"}
 
 def run(settings: Decode) -> dict[str, Any]:
     """Decode the prompt, streaming its text to the terminal."""
-    sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     lenience = _lenience(settings.lenience, settings.epsilon)
     where = {"dtype": settings.dtype, "device": settings.device}
     if settings.draft is None:

@@ -111,10 +111,9 @@ def run(settings: Demo) -> dict[str, Any]:
                 generators = seeded(settings.seed, len(prompts))
                 held.append(_answers(target, prompts, sampling, generators))
     plan = _plan(settings.seed)
-    seconds = {
-        stage: share * max(60.0, budget.left - _measuring_seconds(target, prompts[0], plan))
-        for stage, share in SHARES.items()
-    }
+    reserve = _measuring_seconds(target, prompts[0], plan)
+    available = max(60.0, budget.left - reserve)
+    seconds = {stage: share * available for stage, share in SHARES.items()}
     with budget.part("data"):
         data, cache = _training_data(target, sides.train, settings.seed, seconds["data"])
     kept = frequent_ids(target, data, KEEP_IDS) if target.vocabulary.size > KEEP_IDS else None

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.commands.pairs import (
+    answer_all,
     at_least,
     load_model,
     prompt_ids,
     rows_of,
-    sampling_of,
 )
-from distillspec.commands.progress import bar
 from distillspec.commands.settings import Generate
 from distillspec.errors import UserError
-from distillspec.studies.outputs import complete_all, seeded
+from distillspec.math.sampling import Sampling
 from distillspec.studies.store import write_text
 
 
@@ -24,20 +23,11 @@ def run(settings: Generate) -> dict[str, Any]:
     """Decode every prompt and write the file, whole or not at all."""
     at_least(1, settings, "max_new_tokens", "batch_size")
     _make_way(settings.out)
-    sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
     target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    with bar("target data") as report:
-        outputs = complete_all(
-            target,
-            prompts,
-            sampling=sampling,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            generators=seeded(settings.seed, len(prompts)),
-            report=report,
-        )
+    outputs = answer_all(target, prompts, settings, sampling=sampling, what="target data")
     lines = [
         {
             "id": row.id,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from distillspec.commands.pairs import (
+    answer_all,
     at_least,
     load_both,
     prompt_ids,
     rows_of,
-    sampling_of,
 )
 from distillspec.commands.progress import bar
 from distillspec.commands.settings import Measure
@@ -18,13 +18,13 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.settings import as_dict
 from distillspec.studies.measure import Plan, measure
-from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
+from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import RESULT, Run
 
 
 def run(settings: Measure) -> dict[str, Any]:
     """Measure the pair on the file's prompts."""
-    sampling = sampling_of(settings.temperature, settings.top_k, settings.top_p)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     at_least(1, settings, "max_new_tokens", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
     plan = Plan(
@@ -50,16 +50,7 @@ def run(settings: Measure) -> dict[str, Any]:
             seed=settings.seed,
             device=str(target.device),
         )
-    with bar("target outputs") as report:
-        answers = complete_all(
-            target,
-            prompts,
-            sampling=sampling,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            generators=seeded(settings.seed, len(prompts)),
-            report=report,
-        )
+    answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
     with bar("on the clock") as report:
         outputs = TargetOutputs.of(prompts, answers, sampling)
         found = measure(target, {"draft": draft}, outputs, plan, report)["draft"]
@@ -79,7 +70,7 @@ def _draft_sampling(sampling: Sampling, temperature: float | None) -> Sampling:
     """Return the draft's settings: the target's, unless its temperature is given."""
     if temperature is None:
         return sampling
-    return sampling_of(temperature, sampling.top_k, sampling.top_p)
+    return Sampling(temperature, sampling.top_k, sampling.top_p)
 
 
 def tell(result: dict[str, Any]) -> str:

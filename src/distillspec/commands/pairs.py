@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillspec.commands.progress import console
+from distillspec.commands.progress import bar, console
+from distillspec.commands.settings import Distill, Generate, Measure
+from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
+from distillspec.studies.outputs import complete_all, seeded
 from distillspec.tasks import Row, read_prompts, read_valid_prompts
 from distillspec.training.data import Example
 
@@ -60,9 +63,25 @@ def load_both(
     return load_pair(target, draft, dtype=dtype_of(dtype), device=device_of(device))
 
 
-def sampling_of(temperature: float, top_k: int | None, top_p: float) -> Sampling:
-    """Make sampling settings of three flags."""
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+def answer_all(
+    target: TransformersModel,
+    prompts: Sequence[Tensor],
+    settings: Distill | Generate | Measure,
+    *,
+    sampling: Sampling,
+    what: str,
+) -> list[Output]:
+    """Let the target answer every prompt as the flags say, with a bar that tells `what`."""
+    with bar(what) as report:
+        return complete_all(
+            target,
+            prompts,
+            sampling=sampling,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            generators=seeded(settings.seed, len(prompts)),
+            report=report,
+        )
 
 
 def at_least(least: int, settings: object, *names: str) -> None:

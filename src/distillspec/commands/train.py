@@ -10,6 +10,7 @@ from typing import Any
 from distillspec.commands.evaluation import GAMMA, evaluate, evaluation_row
 from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.pairs import (
+    answer_all,
     at_least,
     check_fit,
     examples,
@@ -18,7 +19,7 @@ from distillspec.commands.pairs import (
     prompt_ids,
     rows_of,
 )
-from distillspec.commands.progress import bar, training_bar
+from distillspec.commands.progress import training_bar
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -26,7 +27,7 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies.estimates import ratio
 from distillspec.studies.measure import compare
-from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
+from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import RESULT, Run, read_run
 from distillspec.tasks import Row, overlap, read_prompts
 from distillspec.training import checkpoint
@@ -127,16 +128,7 @@ def _answers(
     if not rows:
         return None
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    with bar("held-out answers") as report:
-        outputs = complete_all(
-            target,
-            prompts,
-            sampling=Sampling(),
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            generators=seeded(settings.seed, len(prompts)),
-            report=report,
-        )
+    outputs = answer_all(target, prompts, settings, sampling=Sampling(), what="held-out answers")
     return TargetOutputs.of(prompts, outputs, Sampling())
 
 
