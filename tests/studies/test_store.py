@@ -269,3 +269,46 @@ def test_what_a_killed_run_logged_past_its_checkpoint_is_dropped(tmp_path: Path)
     run.log({"step": 3, "evaluation": {}})
     run.rewind(2)
     assert [row["step"] for row in read_run(run.folder).metrics] == [1, 2]
+
+
+def test_outputs_come_back_as_written(tmp_path: Path) -> None:
+    run = create(tmp_path / "r", verb="evaluate")
+    rows: list[dict[str, Any]] = [
+        {"id": "1", "text": "a\nb\u2028ü", "pieces": ["a", "\nb"], "roles": "ac"},
+        {"id": "2", "domain": None, "seconds": 0.25},
+    ]
+    assert read_run(run.folder).rows("outputs.jsonl") == ()
+    run.append("outputs.jsonl", {"id": "0"})
+    assert read_run(run.folder).rows("outputs.jsonl") == ({"id": "0"},)
+    run.write_rows("outputs.jsonl", iter(rows))
+    run.append("outputs.jsonl", {"id": "3"})
+    assert list(read_run(run.folder).rows("outputs.jsonl")) == [*rows, {"id": "3"}]
+    assert (run.folder / "outputs.jsonl").read_bytes().count(b"\n") == 3
+    assert read_run(run.folder).metrics == ()
+
+
+def test_a_row_without_a_number_leaves_the_rows_before_it(tmp_path: Path) -> None:
+    run = create(tmp_path / "r", verb="evaluate")
+    run.append("outputs.jsonl", {"id": "1"})
+    bad = {"seconds": float("nan")}
+    with pytest.raises(ValueError, match=r"outputs\.jsonl: seconds is nan"):
+        run.append("outputs.jsonl", bad)
+    with pytest.raises(ValueError, match=r"outputs\.jsonl: seconds is nan"):
+        run.write_rows("outputs.jsonl", [{"id": "2"}, bad])
+    assert read_run(run.folder).rows("outputs.jsonl") == ({"id": "1"},)
+
+
+def test_a_damaged_row_is_named_by_its_line(tmp_path: Path) -> None:
+    run = create(tmp_path / "r", verb="evaluate")
+    (run.folder / "outputs.jsonl").write_bytes(b'{"id": 1}\n[]\n')
+    with pytest.raises(UserError, match=r"outputs\.jsonl:2: expected a JSON object"):
+        read_run(run.folder).rows("outputs.jsonl")
+
+
+def test_a_torn_line_of_any_file_is_cut_before_it_goes_on(tmp_path: Path) -> None:
+    run = create(tmp_path / "r")
+    run.append("outputs.jsonl", {"id": "1"})
+    file = run.folder / "outputs.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"id": "2", "te')
+    create(run.folder, exists="continue").append("outputs.jsonl", {"id": "3"})
+    assert read_run(run.folder).rows("outputs.jsonl") == ({"id": "1"}, {"id": "3"})

@@ -4,13 +4,24 @@
       run.json         the resolved settings, versions, seed, commit, device, command, time
       metrics.jsonl    one JSON object a step: counts, never ratios
       result.json      the verb's result, what `--json` prints
+      outputs.jsonl    one JSON object an answer: its text, its tokens' roles, its counts
+      examples.jsonl   one JSON object a (draft, prompt) of `measure`: counts
       …                whatever else the verb writes, and runs within the run, one folder each
 
 Rows of metrics.jsonl, where training wrote them: `step`, `seconds` since the start, `loss` in nats,
 `alpha_sum` and `alpha_count` (their ratio is the expected acceptance of the step), `grad_norm`,
 `learning_rate`, `tokens`, `source`, `seconds_by_part`. A row of an evaluation on held-out prompts
 has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, and for τ at one `gamma` the
-`tokens` and the target `calls`. Imports neither torch nor transformers.
+`tokens` and the target `calls`.
+
+A row of outputs.jsonl: `setting` (what differs between a run's passes over the prompts), `draft`
+(null: the target alone) and `lenience` (null: a lossless rule), `id`, `domain`, `prompt`, `text`,
+`pieces` (the text of each token), `roles` (a letter each: `a` drafted and accepted, `c` the
+target's correction after a rejection, `b` the bonus after a wholly accepted block, `t` the target's
+own where nothing was drafted), `ids`, `finish_reason`, `target_calls`, `drafted`, `accepted`,
+`judged`, and `seconds` of decoding where it was clocked. A row of examples.jsonl: `draft`, `id`,
+`domain`, `prompt_tokens`, `tokens`, `alpha_sum`, `gamma`, `calls` (expected target calls at γ).
+Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +31,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +40,7 @@ from distillspec.errors import UserError
 from distillspec.studies.provenance import provenance
 
 RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
+OUTPUTS, EXAMPLES = "outputs.jsonl", "examples.jsonl"
 _FORMAT = "distillspec run 1"
 
 Exists = Literal["refuse", "replace", "continue"]
@@ -87,16 +99,32 @@ class Run:
         Raises:
             ValueError: the row holds a NaN or an infinity; the message names its key.
         """
-        line = _dumps(row, METRICS, indent=None)
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+        self.append(METRICS, row)
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append one row to the JSONL file `name`, on file at once.
+
+        Raises:
+            ValueError: the row holds a NaN or an infinity; the message names its key.
+        """
+        line = _dumps(row, name, indent=None)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write the JSONL file `name`, one row a line, whole or not at all.
+
+        Raises:
+            ValueError: a row holds a NaN or an infinity; the message names its key.
+        """
+        lines = [_dumps(row, name, indent=None) + "\n" for row in rows]
+        return write_text(self.folder / name, "".join(lines))
 
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`, which a killed run wrote past its last checkpoint."""
         path = self.folder / METRICS
         if path.is_file():
-            rows = [row for row in _read_metrics(path) if row["step"] <= step]
-            write_text(path, "".join(_dumps(row, METRICS, indent=None) + "\n" for row in rows))
+            self.write_rows(METRICS, [row for row in _read_rows(path) if row["step"] <= step])
 
     def write_json(self, name: str, value: object) -> Path:
         """Write `value` as the file `name`, whole or not at all.
@@ -122,6 +150,14 @@ class StoredRun:
     children: tuple[StoredRun, ...]
     """Runs within this run, in the order they were started."""
 
+    def rows(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Read the JSONL file `name` of the run; empty where the run wrote none.
+
+        Raises:
+            UserError: a line of it is damaged. A last one that was cut off passes.
+        """
+        return _read_rows(self.folder / name)
+
 
 def read_run(folder: str | Path) -> StoredRun:
     """Read a run directory and the runs directly within it.
@@ -140,7 +176,7 @@ def read_run(folder: str | Path) -> StoredRun:
     result = _read_object(folder / RESULT) if (folder / RESULT).is_file() else None
     children = [read_run(path.parent) for path in sorted(folder.glob(f"*/{RECORD}"))]
     children.sort(key=lambda child: str(child.record.get("started")))
-    return StoredRun(folder, record, _read_metrics(folder / METRICS), result, tuple(children))
+    return StoredRun(folder, record, _read_rows(folder / METRICS), result, tuple(children))
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -193,17 +229,17 @@ def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
     if exists != "continue":
         shutil.rmtree(folder)
         return False
-    _cut_torn_line(folder / METRICS)
+    for path in folder.glob("*.jsonl"):
+        _cut_torn_line(path)
     return True
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Drop what an interrupted `log` left of its line, before the next row is glued to it."""
-    if path.is_file():
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            write_text(path, whole.decode("utf-8"))
+    """Drop what an interrupted `append` left of its line, before the next row is glued to it."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_text(path, whole.decode("utf-8"))
 
 
 def _dumps(value: object, name: str, *, indent: int | None) -> str:
@@ -237,7 +273,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_metrics(path: Path) -> tuple[Mapping[str, Any], ...]:
+def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")
