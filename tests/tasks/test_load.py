@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.errors import UserError
-from distillspec.tasks import Row, load_task, read_prompts, read_valid_prompts
-from distillspec.tasks.load import _task, task_names
+from distillspec.tasks import Row, read_prompts, read_valid_prompts
 
 
 def write(folder: Path, content: str | bytes, name: str = "p.jsonl") -> Path:
@@ -185,33 +184,6 @@ def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(UserError, match="cannot be read"):
         read_prompts(folder)
-
-
-def test_every_task_parses_and_holds_its_text() -> None:
-    for name in task_names():
-        task = load_task(name)
-        assert "{source}" in task.prompt
-        assert 0 < task.held_out < 1
-        assert task.description.endswith(".")
-    with pytest.raises(UserError, match=r"did you mean 'stdlib'"):
-        load_task("stdlb")
-
-
-def test_a_task_file_with_a_wrong_key_is_refused() -> None:
-    good = {
-        "description": "d",
-        "source": "stdlib",
-        "prompt": "{source}",
-        "source_characters": [1, 2],
-        "held_out": 0.5,
-    }
-    assert _task("t", dict(good)).source_characters == (1, 2)
-    with pytest.raises(ValueError, match="expected the keys"):
-        _task("t", {**good, "promt": "x"})
-    with pytest.raises(ValueError, match="'stdlib'"):
-        _task("t", {**good, "source": "elsewhere"})
-    with pytest.raises(ValueError, match="hold"):
-        _task("t", {**good, "prompt": "nothing"})
 
 
 def test_the_stdlib_task_gives_whole_rows() -> None:

@@ -1,7 +1,18 @@
-"""Prompts: files, tasks, and their split into training and held-out rows."""
+"""Prompts: files, tasks, their split into training and held-out rows, and how answers are judged.
 
-from distillspec.tasks.load import Reading, Task, load_task, read_prompts, read_valid_prompts
+`metrics` is imported apart: it loads what scores.
+"""
+
+from distillspec.tasks.load import (
+    Reading,
+    load_task,
+    read_prompts,
+    read_valid_prompts,
+    task_names,
+)
+from distillspec.tasks.prompts import shortened, with_shots
 from distillspec.tasks.rows import Row, Split, overlap, split
+from distillspec.tasks.task import Task
 
 __all__ = [
     "Reading",
@@ -12,5 +23,8 @@ __all__ = [
     "overlap",
     "read_prompts",
     "read_valid_prompts",
+    "shortened",
     "split",
+    "task_names",
+    "with_shots",
 ]

@@ -1,13 +1,16 @@
-"""One line of a prompt file: a row, or the reason why it is none."""
+"""One line of a file: a JSON object, a row, or the reason why it is none."""
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distillspec.errors import UserError
 from distillspec.tasks.rows import Row
 
 _BOM = b"\xef\xbb\xbf"  # some editors put it before the first line
@@ -15,10 +18,10 @@ _BOM = b"\xef\xbb\xbf"  # some editors put it before the first line
 
 @dataclass(frozen=True)
 class Problem:
-    """An invalid line."""
+    """An invalid line, or an invalid row of a hub data set."""
 
-    path: Path
-    """The file."""
+    path: Path | str
+    """The file; for a data set of the hub its name and split."""
     line: int
     """Counted from 1."""
     reason: str
@@ -29,8 +32,36 @@ class Problem:
         return f"{self.path}:{self.line}: {self.reason}"
 
 
-class _InvalidError(Exception):
-    """Why a line is invalid; it never leaves this module."""
+class InvalidRowError(Exception):
+    """Why a row is invalid; it never leaves this room."""
+
+
+def scan(
+    path: Path, read: Callable[[bytes, Path, int], Row | Problem | None]
+) -> Iterator[Row | Problem]:
+    """Read a plain or gzip file line by line; an id given twice is a problem too.
+
+    Args:
+        path: the file.
+        read: what makes a row of a line, given its bytes, the path and the line's number from 1;
+            None passes the line over.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    ids: set[str] = set()
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                row = read(line, path, number)
+                if isinstance(row, Row) and row.id in ids:
+                    yield Problem(path, number, f"the id {row.id!r} was given to an earlier line")
+                elif row is not None:
+                    ids.update([row.id] if isinstance(row, Row) else [])
+                    yield row
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: cannot be read: {reason}") from error
 
 
 def row_of(line: bytes, path: Path, number: int) -> Row | Problem | None:
@@ -45,52 +76,67 @@ def row_of(line: bytes, path: Path, number: int) -> Row | Problem | None:
         The row, or what is wrong with the line, or None for a blank line.
     """
     try:
-        text = _decoded(line.removeprefix(_BOM) if number == 1 else line)
+        text = decoded(line, first=number == 1)
         if not text.strip():
             return None
         fallback = f"{path.name}:{number}"
-        return Row(fallback, text) if path.suffix == ".txt" else _from_json(text, fallback)
-    except _InvalidError as error:
+        if path.suffix == ".txt":
+            return Row(fallback, text)
+        return _from_object(object_of(text), fallback)
+    except InvalidRowError as error:
         return Problem(path, number, str(error))
 
 
-def _decoded(line: bytes) -> str:
+def decoded(line: bytes, *, first: bool) -> str:
+    """Decode one line without its line end; the first may begin with a byte order mark.
+
+    Raises:
+        InvalidRowError: it is not UTF-8, or holds a NUL.
+    """
     try:
-        text = line.rstrip(b"\r\n").decode("utf-8")
+        text = (line.removeprefix(_BOM) if first else line).rstrip(b"\r\n").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _InvalidError(f"not UTF-8 at byte {error.start + 1}") from error
+        raise InvalidRowError(f"not UTF-8 at byte {error.start + 1}") from error
     if "\x00" in text:
-        raise _InvalidError("holds a NUL character")
+        raise InvalidRowError("holds a NUL character")
     return text
 
 
-def _from_json(text: str, fallback: str) -> Row:
+def object_of(text: str) -> dict[str, Any]:
+    """Read a line as one JSON object.
+
+    Raises:
+        InvalidRowError: it is none.
+    """
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise _InvalidError(f"not JSON: {error.msg} at column {error.colno}") from error
+        raise InvalidRowError(f"not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
-        raise _InvalidError(f"not JSON: {error}") from error
+        raise InvalidRowError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise _InvalidError('expected a JSON object, such as {"prompt": "…"}')
+        raise InvalidRowError('expected a JSON object, such as {"prompt": "…"}')
+    return value
+
+
+def _from_object(value: dict[str, Any], fallback: str) -> Row:
     given = [key for key in ("prompt", "input", "messages") if key in value]
     if len(given) != 1:
         found = " and ".join(f"'{key}'" for key in given) or "none of them"
-        raise _InvalidError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
+        raise InvalidRowError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
 
     target_ids = _ids(value["target_ids"]) if "target_ids" in value else None
     # Ids are what is trained on; the text beside them may be empty (an answer that ended at once)
     # or hold any character that a model wrote.
-    target = _string(value, "target", loose=target_ids is not None) if "target" in value else None
-    domain = _string(value, "domain") if "domain" in value else None
-    row_id = str(value["id"]) if _is_whole(value.get("id")) else None
-    if row_id is None:
-        row_id = _string(value, "id") if "id" in value else fallback
+    loose = target_ids is not None
+    target = text_of(value["target"], "target", loose=loose) if "target" in value else None
+    domain = text_of(value["domain"], "domain") if "domain" in value else None
+    row_id = id_of(value["id"], "id") if "id" in value else fallback
     if given != ["messages"]:
-        return Row(row_id, _string(value, given[0]), target, domain, target_ids)
+        return Row(row_id, text_of(value[given[0]], given[0]), target, domain, target_ids)
     messages, answer = _messages(value["messages"])
     if answer is not None and target is not None:
-        raise _InvalidError("both 'target' and a last message of the assistant; give one")
+        raise InvalidRowError("both 'target' and a last message of the assistant; give one")
     return Row(row_id, messages, target if answer is None else answer, domain, target_ids)
 
 
@@ -98,7 +144,7 @@ def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _InvalidError(f"the key {key!r} stands twice")
+            raise InvalidRowError(f"the key {key!r} stands twice")
         found[key] = value
     return found
 
@@ -109,39 +155,59 @@ def _is_whole(value: object) -> bool:
 
 def _ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or not all(_is_whole(i) and i >= 0 for i in ids):
-        raise _InvalidError("'target_ids' must be a non-empty list of ids")
+        raise InvalidRowError("'target_ids' must be a non-empty list of ids")
     return tuple(ids)
 
 
-def _string(value: dict[str, Any], key: str, *, loose: bool = False) -> str:
-    text = value[key]
+def id_of(value: object, key: str) -> str:
+    """Check a row's id: text, or a whole number.
+
+    Raises:
+        InvalidRowError: naming `key`.
+    """
+    return str(value) if _is_whole(value) else text_of(value, key)
+
+
+def text_of(text: object, key: str, *, loose: bool = False) -> str:
+    """Check a text that a row holds.
+
+    Args:
+        text: the value found.
+        key: what it is called, for the message.
+        loose: let it be empty or hold a NUL.
+
+    Raises:
+        InvalidRowError: naming `key`.
+    """
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
-        raise _InvalidError(f"{key!r} must be a string, not {kind}")
+        raise InvalidRowError(f"{key!r} must be a string, not {kind}")
     if not loose and not text.strip():
-        raise _InvalidError(f"{key!r} is empty")
+        raise InvalidRowError(f"{key!r} is empty")
     if not loose and "\x00" in text:
-        raise _InvalidError(f"{key!r} holds a NUL character")
+        raise InvalidRowError(f"{key!r} holds a NUL character")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _InvalidError(f"{key!r} holds half of a surrogate pair, which is no text") from error
+        raise InvalidRowError(
+            f"{key!r} holds half of a surrogate pair, which is no text"
+        ) from error
     return text
 
 
 def _messages(value: object) -> tuple[tuple[dict[str, str], ...], str | None]:
     """Check chat messages; a last one of the assistant is the answer, not part of the prompt."""
     if not isinstance(value, list) or not value:
-        raise _InvalidError("'messages' must be a non-empty list")
+        raise InvalidRowError("'messages' must be a non-empty list")
     messages = []
     for position, message in enumerate(value, start=1):
         if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-            raise _InvalidError(f"message {position} must have 'role' and 'content'")
+            raise InvalidRowError(f"message {position} must have 'role' and 'content'")
         try:
-            messages.append({key: _string(message, key) for key in ("role", "content")})
-        except _InvalidError as error:
-            raise _InvalidError(f"message {position}: {error}") from error
+            messages.append({key: text_of(message[key], key) for key in ("role", "content")})
+        except InvalidRowError as error:
+            raise InvalidRowError(f"message {position}: {error}") from error
     answer = messages.pop()["content"] if messages[-1]["role"] == "assistant" else None
     if not messages:
-        raise _InvalidError("'messages' holds an answer but nothing to answer")
+        raise InvalidRowError("'messages' holds an answer but nothing to answer")
     return tuple(messages), answer

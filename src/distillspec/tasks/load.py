@@ -2,32 +2,28 @@
 
 A `.jsonl` file (or `.jsonl.gz`) has one JSON object a line with `prompt` (and perhaps `target`),
 `input` and `target`, or `messages`; it may add `id` and `domain`, and other keys are left alone. A
-`.txt` file has one prompt a line. Blank lines are passed over. Anything else is a task's name.
+`.txt` file has one prompt a line. Blank lines are passed over. A `.toml` file is a task of one's
+own. Anything else is a task's name.
 """
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import sys
-import zlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from distillspec.errors import UserError, nearest
-from distillspec.tasks import stdlib
-from distillspec.tasks.lines import Problem, row_of
+from distillspec.tasks.lines import Problem, row_of, scan
 from distillspec.tasks.rows import Row
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from distillspec.tasks.task import Task
+from distillspec.tasks.toml import task_of
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".txt")
+# A name and a domain. A file's path may itself hold colons (a Windows drive).
+_NAME = re.compile(r"(?P<task>.*\.toml|[^:]*)(?::(?P<domain>.+))?")
 
 
 @dataclass(frozen=True)
@@ -46,32 +42,10 @@ class Reading:
         return f"{text} (first: {self.skipped[0]})" if skipped else text
 
 
-@dataclass(frozen=True)
-class Task:
-    """A data set the package knows how to make: the content of tasks/NAME.toml."""
-
-    name: str
-    """Its file's name."""
-    description: str
-    """One sentence for a list of tasks."""
-    source: str
-    """Where the texts come from; so far "stdlib", the running Python's standard library."""
-    prompt: str
-    """The prompt, with `{source}` where the text goes."""
-    source_characters: tuple[int, int]
-    """Least and greatest length of the text."""
-    held_out: float
-    """Share of the prompts that measuring uses and training must not."""
-
-    def rows(self) -> Iterator[Row]:
-        """Make the rows, in an order that is always the same and fair to cut short."""
-        for function in stdlib.functions(characters=self.source_characters):
-            prompt = self.prompt.replace("{source}", function.source)
-            yield Row(function.id, prompt, function.docstring, domain=self.name)
-
-
 def read_prompts(path_or_name: str | Path, *, limit: int | None = None) -> list[Row]:
-    """Read the rows of a file or task; the first invalid line ends it.
+    """Read the rows of a file or task, as they come; the first invalid line ends it.
+
+    Of a benchmark these are the rows to evaluate on: to train on it, `Task.read_training`.
 
     Args:
         path_or_name: a file (see above) or a task name.
@@ -120,28 +94,38 @@ def task_names() -> list[str]:
     return sorted(file.name[:-5] for file in files if file.name.endswith(".toml"))
 
 
-def load_task(name: str) -> Task:
-    """Read tasks/NAME.toml.
+def load_task(name: str | Path) -> Task:
+    """Load a task of the package, or one's own.
+
+    Args:
+        name: a name of `task_names`, or the path of a `.toml` file; with ":DOMAIN" after it for
+            the rows of one domain alone, as in "bbh:boolean_expressions".
 
     Raises:
-        UserError: there is no such task.
-        ValueError: the file has unknown or missing keys, or a source nobody makes.
+        UserError: there is no such task or domain, or the file is not right (the key is named).
     """
-    if name not in task_names():
-        raise UserError(f"{name}: no such task; {nearest(name, task_names())}")
-    text = resources.files("distillspec.tasks").joinpath(f"{name}.toml").read_text("utf-8")
-    return _task(name, tomllib.loads(text))
+    match = _NAME.fullmatch(str(name))
+    if match is None:
+        raise UserError(f"{str(name)!r}: no such task; {nearest(str(name), task_names())}")
+    found, domain = match["task"], match["domain"]
+    if found.endswith(".toml"):
+        path = Path(found)
+        task = task_of(_text(path), path.stem, path)
+    elif found in task_names():
+        file = resources.files("distillspec.tasks").joinpath(f"{found}.toml")
+        task = task_of(file.read_text("utf-8"), found, f"{found}.toml")
+    else:
+        raise UserError(f"{name}: no such task; {nearest(found, task_names())}")
+    return task if domain is None else task.only(domain)
 
 
-def _task(name: str, values: dict[str, Any]) -> Task:
-    expected = set(get_type_hints(Task)) - {"name"}
-    if set(values) != expected:
-        raise ValueError(f"{name}.toml: expected the keys {sorted(expected)}, not {sorted(values)}")
-    least, greatest = values.pop("source_characters")
-    task = Task(name=name, source_characters=(least, greatest), **values)
-    if task.source != "stdlib" or "{source}" not in task.prompt:
-        raise ValueError(f"{name}.toml: source must be 'stdlib' and the prompt hold '{{source}}'")
-    return task
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start + 1}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _checked(limit: int | None) -> int | None:
@@ -158,28 +142,16 @@ def _not_empty(rows: list[Row], path_or_name: str | Path) -> list[Row]:
 
 def _scan(path_or_name: str | Path) -> Iterator[Row | Problem]:
     path = Path(path_or_name)
-    if str(path_or_name) in task_names() and not path.is_file():
-        return load_task(str(path_or_name)).rows()
-    if not path.name.endswith(_SUFFIXES):
-        found = "is not a prompt file" if path.exists() else "no such file or task"
-        raise UserError(
-            f"prompts {str(path_or_name)!r}: {found}; expected a file ending in "
-            f"{', '.join(_SUFFIXES)}, or a task: {', '.join(task_names())}"
-        )
-    return _scan_file(path)
-
-
-def _scan_file(path: Path) -> Iterator[Row | Problem]:
-    ids: set[str] = set()
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                row = row_of(line, path, number)
-                if isinstance(row, Row) and row.id in ids:
-                    yield Problem(path, number, f"the id {row.id!r} was given to an earlier line")
-                elif row is not None:
-                    ids.update([row.id] if isinstance(row, Row) else [])
-                    yield row
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+    if path.name.endswith(_SUFFIXES):
+        return scan(path, row_of)
+    match = _NAME.fullmatch(str(path_or_name))
+    is_task = match is not None and (
+        match["task"].endswith(".toml") or match["task"] in task_names()
+    )
+    if is_task and not path.is_file() or path.suffix == ".toml":
+        return load_task(path_or_name).rows()
+    found = "is not a prompt file" if path.exists() else "no such file or task"
+    raise UserError(
+        f"prompts {str(path_or_name)!r}: {found}; expected a file ending in "
+        f"{', '.join(_SUFFIXES)}, or a task: {', '.join(task_names())}"
+    )
