@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -10,21 +10,25 @@ from rich.text import Text
 
 from distillspec.commands.pairs import load_both, load_model
 from distillspec.commands.progress import console
+from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Decode
-from distillspec.decoding import Block, collect, speculate
-from distillspec.errors import UserError
+from distillspec.decoding import Block, Role, collect, speculate
 from distillspec.math.sampling import Sampling
-from distillspec.math.verification import Lenience, exponential, linear, lossless, squared
 from distillspec.models.text import Raw, TextStream, Tokenizer
 from distillspec.studies.outputs import seeded
 
-STYLES = {"draft": "bold green", "target": "yellow"}
+STYLES: dict[Role, str] = {
+    "accepted": "bold green",
+    "correction": "yellow",
+    "bonus": "cyan",
+    "target": "default",
+}
 
 
 def run(settings: Decode) -> dict[str, Any]:
     """Decode the prompt, streaming its text to the terminal."""
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-    lenience = _lenience(settings.lenience, settings.epsilon)
+    rule = rule_of(settings.rule, sampling, draft_temperature=None, epsilon=settings.epsilon)
     where = {"dtype": settings.dtype, "device": settings.device}
     if settings.draft is None:
         target, draft = load_model(settings.target, **where), None
@@ -39,7 +43,9 @@ def run(settings: Decode) -> dict[str, Any]:
         gamma=0 if draft is None else settings.gamma,
         max_new_tokens=settings.max_new_tokens,
         sampling=sampling,
-        lenience=lenience,
+        draft_sampling=rule.draft_sampling,
+        proposal=rule.proposal,
+        lenience=rule.lenience,
         generators=seeded(settings.seed, 1),
     )
     (output,) = collect(_shown(blocks, target.tokenizer, console()), 1)
@@ -55,33 +61,18 @@ def run(settings: Decode) -> dict[str, Any]:
     }
 
 
-def _lenience(name: str, epsilon: float) -> Lenience:
-    if name == "lossless":
-        if epsilon != 1:
-            raise UserError(
-                f"--epsilon {epsilon:g} does nothing with --lenience lossless; give linear, "
-                "squared or exponential, or leave it out"
-            )
-        return lossless
-    rules: dict[str, Callable[[float], Lenience]] = {
-        "linear": linear,
-        "squared": squared,
-        "exponential": exponential,
-    }
-    return rules[name](epsilon)
-
-
 def _shown(blocks: Iterator[Block], tokenizer: Tokenizer, terminal: Console) -> Iterator[Block]:
     """Pass the blocks on, printing each token in its writer's colour once its text is sure."""
-    stream, last = TextStream(tokenizer), "target"
+    stream = TextStream(tokenizer)
+    last: Role = "target"
     for block in blocks:
-        for token, last in zip(block.ids[0], block.origin(0), strict=True):
+        for token, last in zip(block.ids[0], block.roles(0), strict=True):
             terminal.print(Text(_harmless(stream.push([token])), style=STYLES[last]), end="")
         yield block
     terminal.print(Text(_harmless(stream.finish()), style=STYLES[last]))
     if terminal.is_terminal:  # without colours there is nothing to explain
-        draft, target = (Text(name, style=style) for name, style in STYLES.items())
-        terminal.print(draft + " · " + target)
+        names = [Text(role, style=style) for role, style in STYLES.items()]
+        terminal.print(Text(" · ").join(names))
 
 
 def _harmless(text: str) -> str:

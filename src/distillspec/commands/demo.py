@@ -18,20 +18,22 @@ import torch
 from torch import Generator, Tensor
 
 from distillspec.commands.lab import Budget, Lab
-from distillspec.commands.measure import table
 from distillspec.commands.new_draft import frequent_ids
 from distillspec.commands.pairs import load_model, prompt_ids
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Demo
+from distillspec.commands.tables import table
 from distillspec.decoding import complete
 from distillspec.errors import UserError
+from distillspec.math.rules import ratio_test
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers
 from distillspec.report import report as draw_report
 from distillspec.settings import as_dict
-from distillspec.studies.clock import Timer
-from distillspec.studies.measure import Finding, Plan, compare, measure
+from distillspec.studies.clock import Lane, Timer
+from distillspec.studies.comparison import compare
+from distillspec.studies.measure import Finding, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, batches, seeded
 from distillspec.studies.store import RESULT, Run
 from distillspec.tasks import Row, read_prompts, split
@@ -196,9 +198,11 @@ def _measuring_seconds(target: TransformersModel, prompt: Tensor, plan: Plan) ->
 
     A draft that does not help makes its lane slower than the target's, hence the half on top.
     """
-    timer = Timer(target, {}, Sampling(), Sampling(), max_new_tokens=8, repetitions=1, seed=0)
-    timer.run(prompt, None, 0, 0)
-    run = timer.run(prompt, None, 0, 0)
+    rule = ratio_test(Sampling())
+    timer = Timer(target, {}, rule, max_new_tokens=8, repetitions=1, seed=0)
+    alone = Lane(None, 0, rule)
+    timer.run([prompt], alone, 0)
+    run = timer.run([prompt], alone, 0)
     token = run.seconds / len(run.output.ids)
     tokens = len(SERVED) * 4 * plan.clock_prompts * plan.max_new_tokens
     return 1.5 * tokens * token
@@ -236,7 +240,8 @@ def _measure(
     plan: Plan,
 ) -> dict[str, Finding]:
     with bar(f"race at T = {outputs.sampling.temperature:g}") as report:
-        return measure(target, drafts, outputs, plan, report)
+        measured = measure(target, drafts, outputs, ratio_test(outputs.sampling), plan, report)
+    return dict(measured.findings)
 
 
 def _result(findings: Sequence[dict[str, Finding]]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from distillspec.math.rules import ratio_test
 from distillspec.models.protocol import LanguageModel
-from distillspec.studies.measure import calls
+from distillspec.studies.breakdown import calls
 from distillspec.studies.outputs import Scores, TargetOutputs, score
 
 GAMMA = 3
@@ -16,7 +17,7 @@ ROWS = 32
 
 def evaluate(target: LanguageModel, draft: LanguageModel, held: TargetOutputs) -> Scores:
     """Score the draft on held-out answers, at the sampler they were made with."""
-    return score(target, draft, held, draft_sampling=held.sampling, batch_size=ROWS)
+    return score(target, draft, held, ratio_test(held.sampling), batch_size=ROWS)
 
 
 def evaluation_row(scores: Scores, step: int, seconds: float) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def evaluation_row(scores: Scores, step: int, seconds: float) -> dict[str, Any]:
         "step": step,
         "seconds": seconds,
         "evaluation": {
-            "alpha_sum": float(scores.acceptance.sum()),
+            "alpha_sum": float(scores.alpha_sums.sum()),
             "alpha_count": tokens,
             "gamma": GAMMA,
             "tokens": tokens,

@@ -99,4 +99,4 @@ class Lab:
         """Take α and τ on the held-out answers, log their counts, and return α."""
         scores = evaluate(self.target, draft, self.held)
         self.store.log({"stage": stage, **evaluation_row(scores, state.step, state.seconds)})
-        return float(scores.acceptance.sum() / scores.lengths.sum())
+        return float(scores.alpha_sums.sum() / scores.lengths.sum())

@@ -2,101 +2,297 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from distillspec.commands.costs import cost_of
+from distillspec.commands.logs import read_log
 from distillspec.commands.pairs import (
     answer_all,
     at_least,
-    load_both,
+    load_model,
+    load_together,
     prompt_ids,
     rows_of,
 )
 from distillspec.commands.progress import bar
+from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Measure
+from distillspec.commands.tables import difference, table
 from distillspec.errors import UserError
+from distillspec.math.forecast import Cost, headroom
+from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
-from distillspec.studies.measure import Plan, measure
-from distillspec.studies.outputs import TargetOutputs
-from distillspec.studies.store import RESULT, Run
+from distillspec.studies.answer import deciding, shown
+from distillspec.studies.breakdown import calls
+from distillspec.studies.comparison import PromptName, against
+from distillspec.studies.forecast import Prompts, forecast, needed
+from distillspec.studies.measure import Finding, Measured, Plan, measure
+from distillspec.studies.outputs import TargetOutputs, score, score_logged
+from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run
+from distillspec.studies.transcripts import transcripts
+from distillspec.tasks import Row
 
 
 def run(settings: Measure) -> dict[str, Any]:
-    """Measure the pair on the file's prompts."""
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-    at_least(1, settings, "max_new_tokens", "repetitions", "batch_size")
+    """Measure the draft or drafts and return what `--json` prints."""
+    at_least(1, settings, "limit", "max_new_tokens", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
+    gammas = _ascending("--gamma", settings.gamma)
+    cost = None if settings.cost is None else cost_of(settings.cost, widest=gammas[-1] + 1)
+    if not settings.draft:
+        return _needed(settings, cost, gammas)
+    if settings.outputs is not None:
+        return _logged(settings, cost, gammas)
+    return _measured(settings, cost, gammas)
+
+
+def _needed(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> dict[str, Any]:
+    """Say what a draft of a given cost would need; there is none to measure."""
+    if cost is None:
+        raise UserError("--draft is missing; give it, or --cost to learn what a draft would need")
+    rows = needed(cost, gammas)
+    most = headroom(cost, gammas)
+    said = [
+        f"{row['speedup']:g}× needs α ≥ {row['alpha']:.2f}"
+        if row["alpha"] is not None
+        else f"{row['speedup']:g}× is out of reach"
+        for row in rows
+    ]
+    return {
+        "cost": settings.cost,
+        "alpha_needed": rows,
+        "headroom": most,
+        "verdict": f"A draft of this cost: {', '.join(said)}; at most {most:.2f}×.",
+        "unmet": _unmet(settings, most, "even with a perfect draft"),
+    }
+
+
+def _logged(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> dict[str, Any]:
+    """Judge drafts on a log, at a given cost."""
+    for flag, value in (("--target", settings.target), ("--prompts", settings.prompts)):
+        if value is not None:
+            raise UserError(f"{flag} and --outputs: the log takes its place; leave one out")
+    if cost is None:
+        raise UserError(
+            "--outputs needs --cost: a log tells no times; give "
+            "target=…,draft=…,overhead=… in milliseconds of the engine that serves"
+        )
+    rule = _rule(settings)
+    rows = rows_of(settings.outputs or "", settings.limit, skip_invalid=settings.skip_invalid)
+    store = _store(settings, "cpu")
+    found: dict[str, Finding] = {}
+    names = _names(settings.draft)
+    for name, path in names.items():
+        draft = load_model(path, dtype=settings.dtype, device=settings.device)
+        logged = read_log(draft.tokenizer, rows, rule)
+        scores = score_logged(draft, logged, rule, batch_size=settings.batch_size)
+        prompts = Prompts(tuple(map(len, logged.prompts)), tuple(row.domain for row in rows))
+        found[name] = Finding(forecast(scores, prompts, rule, {1: cost}, gammas), scores)
+    measured = Measured(found, {}, ())
+    about = {"outputs": settings.outputs, "cost_given": settings.cost}
+    return _finish(settings, store, names, rows, measured, about, prompts.lengths)
+
+
+def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> dict[str, Any]:
+    """Measure drafts beside their target."""
+    if settings.target is None or settings.prompts is None:
+        missing = "--target" if settings.target is None else "--prompts"
+        raise UserError(f"{missing} is missing; or give --outputs, the log of a server")
+    rule = _rule(settings)
     plan = Plan(
-        gammas=_checked(settings.gamma),
-        draft_sampling=_draft_sampling(sampling, settings.draft_temperature),
+        gammas=gammas,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
         clock_prompts=settings.clock_prompts,
         repetitions=settings.repetitions,
         seed=settings.seed,
+        batch_sizes=_ascending("--batch-sizes", (1, *settings.batch_sizes)),
+        clock_gammas=_clocked(settings, gammas),
     )
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
-    target, draft = load_both(
-        settings.target, settings.draft, dtype=settings.dtype, device=settings.device
+    names = _names(settings.draft)
+    target, *loaded = load_together(
+        settings.target, list(names.values()), dtype=settings.dtype, device=settings.device
     )
+    drafts = dict(zip(names, loaded, strict=True))
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    store = None
-    if settings.out is not None:
-        store = Run.create(
-            settings.out,
-            verb="measure",
-            config=as_dict(settings),
-            seed=settings.seed,
-            device=str(target.device),
-        )
-    answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
-    with bar("on the clock") as report:
-        outputs = TargetOutputs.of(prompts, answers, sampling)
-        found = measure(target, {"draft": draft}, outputs, plan, report)["draft"]
-    result = {"target": settings.target, "draft": settings.draft, **found.result}
+    store = _store(settings, str(target.device))
+    answers = answer_all(target, prompts, settings, sampling=rule.sampling, what="target outputs")
+    outputs = TargetOutputs.of(prompts, answers, rule.sampling)
+    domains = [row.domain for row in rows]
+    about: dict[str, Any] = {"target": settings.target}
+    if cost is None:
+        with bar("on the clock") as report:
+            measured = measure(target, drafts, outputs, rule, plan, report, domains=domains)
+    else:
+        about["cost_given"] = settings.cost
+        measured = _forecast(target, drafts, outputs, rule, cost, plan, domains)
     if store is not None:
+        store.write_rows(OUTPUTS, transcripts(measured, rows, target.tokenizer))
+    lengths = tuple(map(len, prompts))
+    return _finish(settings, store, names, rows, measured, about, lengths)
+
+
+def _forecast(
+    target: TransformersModel,
+    drafts: Mapping[str, TransformersModel],
+    outputs: TargetOutputs,
+    rule: Rule,
+    cost: Cost,
+    plan: Plan,
+    domains: Sequence[str | None],
+) -> Measured:
+    """Score the drafts and forecast at a given cost; nothing runs on the clock."""
+    prompts = Prompts(tuple(map(len, outputs.prompts)), tuple(domains))
+    found = {}
+    for name, draft in drafts.items():
+        scores = score(target, draft, outputs, rule, batch_size=plan.batch_size)
+        found[name] = Finding(forecast(scores, prompts, rule, {1: cost}, plan.gammas), scores)
+    return Measured(found, {}, ())
+
+
+def _finish(
+    settings: Measure,
+    store: Run | None,
+    names: Mapping[str, str],
+    rows: Sequence[Row],
+    measured: Measured,
+    about: Mapping[str, Any],
+    prompt_lengths: Sequence[int],
+) -> dict[str, Any]:
+    """Put the drafts' measurements together, hold the others against the first, and store all."""
+    first, *others = measured.findings
+    leading = measured.findings[first].result
+    row = deciding(leading["gammas"], leading["best_gamma"])
+    gain = row.get("speedup_measured", row["speedup_forecast"])
+    result: dict[str, Any] = {
+        **about,
+        "draft": names[first],
+        **leading,
+        "unmet": _unmet(settings, gain["value"], f"{shown(gain)} at γ = {row['gamma']}"),
+    }
+    if others:
+        result["drafts"] = [
+            {"draft": name, **finding.result} for name, finding in measured.findings.items()
+        ]
+        asked = [PromptName(id=one.id, domain=one.domain) for one in rows]
+        result["comparison"] = [_against(measured, name, first, asked) for name in others]
+    if store is not None:
+        store.write_rows(EXAMPLES, _examples(measured, rows, prompt_lengths))
         store.write_json(RESULT, result)
     return result
 
 
-def _checked(gammas: tuple[int, ...]) -> tuple[int, ...]:
-    if not gammas or min(gammas) < 1:
-        raise UserError(f"--gamma {gammas}: expected numbers of at least 1, such as 1..8")
-    return tuple(sorted(set(gammas)))
+def _against(
+    measured: Measured, name: str, first: str, asked: Sequence[PromptName]
+) -> Mapping[str, Any]:
+    one, other = measured.findings[name], measured.findings[first]
+    runs = (
+        (
+            [race.runs[one.lanes[0]] for race in measured.races],
+            [race.runs[other.lanes[0]] for race in measured.races],
+            [race.plain for race in measured.races],
+        )
+        if measured.races
+        else None
+    )
+    gamma = one.result["best_gamma"]
+    return against((name, first), (one.scores, other.scores), gamma, asked, runs)
 
 
-def _draft_sampling(sampling: Sampling, temperature: float | None) -> Sampling:
-    """Return the draft's settings: the target's, unless its temperature is given."""
-    if temperature is None:
-        return sampling
-    return Sampling(temperature, sampling.top_k, sampling.top_p)
+def _examples(
+    measured: Measured, rows: Sequence[Row], prompt_lengths: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return what is known of every prompt with every draft: counts, not ratios."""
+    found = []
+    for name, finding in measured.findings.items():
+        gamma = finding.result["best_gamma"]
+        expected, _ = calls(finding.scores, gamma)
+        for i, row in enumerate(rows):
+            found.append(
+                {
+                    "draft": name,
+                    "id": row.id,
+                    "domain": row.domain,
+                    "prompt_tokens": int(prompt_lengths[i]),
+                    "tokens": int(finding.scores.lengths[i]),
+                    "alpha_sum": float(finding.scores.alpha_sums[i]),
+                    "gamma": gamma,
+                    "calls": float(expected[i]),
+                }
+            )
+    return found
+
+
+def _rule(settings: Measure) -> Rule:
+    return rule_of(
+        settings.rule,
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        draft_temperature=settings.draft_temperature,
+        epsilon=None,
+    )
+
+
+def _store(settings: Measure, device: str) -> Run | None:
+    if settings.out is None:
+        return None
+    return Run.create(
+        settings.out,
+        verb="measure",
+        config=as_dict(settings),
+        seed=settings.seed,
+        device=device,
+    )
+
+
+def _unmet(settings: Measure, factor: float, found: str) -> list[str]:
+    """Return the demand that is not met, if one was made."""
+    if settings.min_speedup is None or factor >= settings.min_speedup:
+        return []
+    return [f"--min-speedup {settings.min_speedup:g} is not met: {found}"]
+
+
+def _names(drafts: Sequence[str]) -> dict[str, str]:
+    """Call each draft by the end of its path that tells it from the others.
+
+    Raises:
+        UserError: a draft is given twice.
+    """
+    if len(set(drafts)) < len(drafts):
+        raise UserError(f"--draft {','.join(drafts)}: the same draft is given twice")
+    for depth in range(1, 1 + max(len(Path(draft).parts) for draft in drafts)):
+        names = ["/".join(Path(draft).parts[-depth:]) for draft in drafts]
+        if len(set(names)) == len(names):
+            return dict(zip(names, drafts, strict=True))
+    return {draft: draft for draft in drafts}
+
+
+def _ascending(flag: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if not numbers or min(numbers) < 1:
+        raise UserError(f"{flag} {numbers}: expected numbers of at least 1, such as 1..8")
+    return tuple(sorted(set(numbers)))
+
+
+def _clocked(settings: Measure, gammas: tuple[int, ...]) -> tuple[int, ...] | None:
+    if settings.clock_gamma is None:
+        return None
+    clocked = _ascending("--clock-gamma", settings.clock_gamma)
+    if not set(clocked) <= set(gammas):
+        raise UserError(f"--clock-gamma {clocked}: each must be among --gamma {gammas}")
+    return clocked
 
 
 def tell(result: dict[str, Any]) -> str:
     """Show the table of γ and the verdict."""
-    return "\n".join([table(result), "", result["verdict"]])
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """Write a measurement as text: its cost, and a line per γ."""
-    cost, alpha = result["cost"], result["alpha"]
-    lines = [
-        f"α {_shown(alpha)} (rule: {result['rule']}, T = {result['temperature']:g}, "
-        f"{result['prompts']} prompts, {result['tokens']} tokens)",
-        f"target {cost['target_ms']:.1f} ms, draft {cost['draft_ms']:.1f} ms, "
-        f"overhead {cost['overhead_ms']:.1f} ms, c {cost['c']:.3f}; headroom "
-        f"{result['headroom']:.2f}×",
-        f"{'γ':>3}  {'τ forecast':<20} {'τ counted':<20} {'speed-up forecast':<20} measured",
-    ]
-    for row in result["gammas"]:
-        cells = [
-            _shown(row[key]) if key in row else ""
-            for key in ("tau_forecast", "tau_counted", "speedup_forecast", "speedup_measured")
-        ]
-        lines.append(f"{row['gamma']:>3}  " + " ".join(f"{cell:<20}" for cell in cells).rstrip())
+    lines: list[str] = []
+    if "gammas" in result:
+        lines += [table(result), ""]
+        for other in result.get("comparison", []):
+            lines += [difference(other), ""]
+    lines.append(result["verdict"])
+    lines += result["unmet"]
     return "\n".join(lines)
-
-
-def _shown(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

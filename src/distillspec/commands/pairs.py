@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distillspec import models
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Distill, Generate, Measure
 from distillspec.decoding import Output
@@ -61,6 +62,14 @@ def load_both(
     """Load a pair as its flags say, and say on stderr that it is being loaded."""
     console().print(f"loading {target} and {draft}")
     return load_pair(target, draft, dtype=dtype_of(dtype), device=device_of(device))
+
+
+def load_together(
+    target: str, drafts: Sequence[str], *, dtype: str = "auto", device: str = "auto"
+) -> list[TransformersModel]:
+    """Load a target and its drafts as their flags say, and say on stderr that they are loaded."""
+    console().print(f"loading {', '.join([target, *drafts])}")
+    return models.load_together(target, drafts, dtype=dtype_of(dtype), device=device_of(device))
 
 
 def answer_all(

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+LosslessRule = Literal["ratio", "argmax", "exact-match"]
+AnyRule = Literal[
+    "ratio", "argmax", "exact-match", "linear", "squared", "exponential", "threshold", "typical"
+]
 
 
 @dataclass(frozen=True)
@@ -143,16 +147,35 @@ class Generate:
 
 @dataclass(frozen=True)
 class Measure:
-    """Say whether a draft pays off: acceptance, exact forecast, cost, and a race on the clock."""
+    """Say whether a draft pays off: acceptance, exact forecast, cost, and a race on the clock.
 
-    target: str
+    With --target, --draft and --prompts it measures here. With --outputs instead of --target it
+    judges a draft on the log of a server, at a cost given by hand. With --cost alone it says what
+    acceptance a draft of that cost would need.
+    """
+
+    target: str | None = None
     """Folder, hub name or GGUF file of the target."""
-    draft: str
-    """Folder, hub name or GGUF file of the draft."""
-    prompts: str
+    draft: tuple[str, ...] = ()
+    """Folder, hub name or GGUF file of the draft; of several, every one is held against the first
+    on the same target outputs."""
+    prompts: str | None = None
     """Prompt file or task; use prompts that the draft was not trained on."""
+    outputs: str | None = None
+    """Instead of --target and --prompts: a log in JSON lines with the prompt, target_ids (or the
+    target's text) and, for --rule ratio, target_logprobs of every answer, such as generate
+    --logprobs writes."""
+    cost: str | None = None
+    """Milliseconds on another machine or engine: target=…,draft=…,overhead=… of a plain decoding
+    step, of one drafted token, and of a block beside both; target=20:21:23 for target passes over
+    1, 2, 3 tokens, the last for all longer ones. Then nothing is timed here."""
+    rule: LosslessRule = "ratio"
+    """How drafted tokens are judged where it is served: ratio (the paper's), argmax (a greedy
+    draft), or exact-match (accept what equals the target's own sample)."""
     gamma: tuple[int, ...] = tuple(range(1, 17))
-    """Drafted tokens per block to forecast, such as 1..8; the best of them runs on the clock."""
+    """Drafted tokens per block to forecast, such as 1..8."""
+    clock_gamma: tuple[int, ...] | None = None
+    """The γ that run on the clock; leave out for the best by forecast."""
     temperature: float = 1.0
     """The target's sampling temperature; 0 is greedy."""
     top_k: int | None = None
@@ -160,7 +183,7 @@ class Measure:
     top_p: float = 1.0
     """Keep the most likely tokens that make up this mass."""
     draft_temperature: float | None = None
-    """The draft's temperature; leave out for the target's, 0 for an argmax draft."""
+    """The draft's temperature; leave out for the target's."""
     max_new_tokens: int = 64
     """Length limit of an answer, in tokens."""
     limit: int = 32
@@ -171,6 +194,11 @@ class Measure:
     """Run the engine on the clock on this many of them; 0 for a forecast alone."""
     repetitions: int = 3
     """Timed runs per prompt, of which the median counts."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Batch sizes to forecast, each for a batch that is kept full; 1 is always among them."""
+    min_speedup: float | None = None
+    """Exit with code 3 unless the speed-up is at least this, measured if the engine ran, else
+    forecast."""
     batch_size: int = 16
     """Prompts decoded or scored at once, off the clock."""
     dtype: DType = "auto"
@@ -201,10 +229,11 @@ class Decode:
     """Keep the k most likely tokens; leave out for all."""
     top_p: float = 1.0
     """Keep the most likely tokens that make up this mass."""
-    lenience: Literal["lossless", "linear", "squared", "exponential"] = "lossless"
-    """Acceptance rule; all but lossless change the output (paper, section 5.3)."""
-    epsilon: float = 1.0
-    """Lenience ε in (0, 1]; 1 is lossless."""
+    rule: AnyRule = "ratio"
+    """How drafted tokens are judged; ratio, argmax (a greedy draft) and exact-match leave the
+    output's law as it is, the others change it (paper, section 5.3)."""
+    epsilon: float | None = None
+    """ε in (0, 1] of a rule that changes the output; less accepts more."""
     max_new_tokens: int = 128
     """Length limit, in tokens."""
     raw: bool = False

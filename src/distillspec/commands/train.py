@@ -25,8 +25,8 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
+from distillspec.studies.comparison import compare
 from distillspec.studies.estimates import ratio
-from distillspec.studies.measure import compare
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import RESULT, Run, read_run
 from distillspec.tasks import Row, overlap, read_prompts
@@ -95,7 +95,7 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     run.log(evaluation_row(final, state.step, state.seconds))
     change = compare(final, first, GAMMA)
     result |= {
-        "alpha": ratio(final.acceptance, final.lengths),
+        "alpha": ratio(final.alpha_sums, final.lengths),
         "alpha_change": change["alpha_difference"],
         "tau_change": change["tau_difference"],
     }

@@ -15,6 +15,9 @@ from torch import Tensor
 
 Origin: TypeAlias = Literal["draft", "target"]
 """Which model wrote a token: the draft (and the target accepted it) or the target itself."""
+Role: TypeAlias = Literal["accepted", "correction", "bonus", "target"]
+"""How a token came about: drafted and accepted; the target's in place of a rejected one, after a
+wholly accepted block, or where nothing was drafted."""
 Finish: TypeAlias = Literal["stop", "length"]
 """Why a row ended: a stop token, or its budget (`max_new_tokens` or the target's context)."""
 
@@ -100,12 +103,12 @@ class Block:
             judged=self.judged[i],
         )
 
-    def origin(self, i: int) -> tuple[Origin, ...]:
-        """Return who wrote each token of the block's i-th row."""
-        return tuple(
-            "draft" if position < self.accepted[i] else "target"
-            for position in range(len(self.ids[i]))
-        )
+    def roles(self, i: int) -> tuple[Role, ...]:
+        """Return how each token of the block's i-th row came about."""
+        accepted, drafted = self.accepted[i], self.drafted[i]
+        own: Role = "target" if not drafted else "bonus" if accepted == drafted else "correction"
+        drafted_roles: tuple[Role, ...] = ("accepted",) * accepted
+        return drafted_roles + (own,) * (len(self.ids[i]) - accepted)
 
 
 @dataclass(frozen=True)
@@ -114,14 +117,24 @@ class Output:
 
     ids: tuple[int, ...]
     """[L] the emitted tokens."""
-    origin: tuple[Origin, ...]
-    """[L] who wrote each of them."""
+    roles: tuple[Role, ...]
+    """[L] how each of them came about."""
     finish_reason: Finish
     """Why it ended."""
     counts: Counts
     """What its blocks add up to."""
     states: Tensor = field(compare=False, repr=False)
     """[L, H] the target's hidden states that predicted each of them."""
+
+    @property
+    def origin(self) -> tuple[Origin, ...]:
+        """[L] who wrote each of them."""
+        return tuple(map(writer, self.roles))
+
+
+def writer(role: Role) -> Origin:
+    """Return the model that wrote a token of this role."""
+    return "draft" if role == "accepted" else "target"
 
 
 def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
@@ -138,14 +151,14 @@ def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
         ValueError: if the blocks end before every prompt has finished.
     """
     ids: list[list[int]] = [[] for _ in range(prompts)]
-    origin: list[list[Origin]] = [[] for _ in range(prompts)]
+    roles: list[list[Role]] = [[] for _ in range(prompts)]
     counts = [Counts() for _ in range(prompts)]
     finished: list[Finish | None] = [None] * prompts
     states: list[list[Tensor]] = [[] for _ in range(prompts)]
     for block in blocks:
         for i, row in enumerate(block.rows):
             ids[row] += block.ids[i]
-            origin[row] += block.origin(i)
+            roles[row] += block.roles(i)
             counts[row] += block.counts(i)
             finished[row] = block.finished[i]
             states[row].append(block.states[i])
@@ -154,6 +167,6 @@ def collect(blocks: Iterable[Block], prompts: int) -> list[Output]:
         if reason is None:
             raise ValueError(f"the blocks end before prompt {row} of {prompts} has finished")
         outputs.append(
-            Output(tuple(ids[row]), tuple(origin[row]), reason, counts[row], torch.cat(states[row]))
+            Output(tuple(ids[row]), tuple(roles[row]), reason, counts[row], torch.cat(states[row]))
         )
     return outputs

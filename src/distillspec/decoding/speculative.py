@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from distillspec.decoding.arguments import check_counts, check_ids, check_pair, own_generators
 from distillspec.decoding.blocks import Block, Finish, Output, collect
 from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned, open_state
+from distillspec.math.rules import AS_SAMPLED, Proposal
 from distillspec.math.sampling import Sampling, draw
 from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
 from distillspec.models.protocol import LanguageModel, Session
@@ -31,6 +32,7 @@ def speculate(
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
+    proposal: Proposal = AS_SAMPLED,
     lenience: Lenience = lossless,
     stop: Sequence[int] | None = None,
     generators: Sequence[Generator] | None = None,
@@ -51,6 +53,8 @@ def speculate(
         max_new_tokens: Tokens to emit per row, at most; fewer where the target's context ends.
         sampling: The distribution to sample from, given the target's logits.
         draft_sampling: The same for the draft; None for the target's.
+        proposal: What verification takes for q: as it was sampled from, or all of it on the
+            drafted token (exact match). The output's law is the target's either way.
         lenience: f in the acceptance test u ≤ f(p)/q.
         stop: Ids that end a row; None for the target's own. The draft's mean nothing here.
         generators: One per prompt, the only source of that row's randomness; None for fresh seeds.
@@ -74,6 +78,7 @@ def speculate(
         gamma=gamma,
         sampling=sampling,
         draft_sampling=sampling if draft_sampling is None else draft_sampling,
+        proposal=proposal,
         lenience=lenience,
         stop=frozenset(stop),
     )
@@ -96,6 +101,7 @@ def complete(
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
+    proposal: Proposal = AS_SAMPLED,
     lenience: Lenience = lossless,
     stop: Sequence[int] | None = None,
     generators: Sequence[Generator] | None = None,
@@ -109,6 +115,7 @@ def complete(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         draft_sampling=draft_sampling,
+        proposal=proposal,
         lenience=lenience,
         stop=stop,
         generators=generators,
@@ -125,6 +132,7 @@ class _Run:
     gamma: int
     sampling: Sampling
     draft_sampling: Sampling
+    proposal: Proposal
     lenience: Lenience
     stop: frozenset[int]
 
@@ -152,6 +160,7 @@ def _block(run: _Run, state: State) -> Block:
     logits = run.target.head(states)  # [B, w+1, V]
     p = run.sampling.probabilities(logits)
     q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
+    q = run.proposal.distribution(q, tokens[:, 1:])
 
     # 3. and 4. Accept the leading y_i with u_i ≤ f(p_i)/q_i; draw the target's own token.
     # That token always has the last uniform, so a row does not feel how wide its batch drafts.

@@ -75,6 +75,63 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
         >>> expected_calls(torch.tensor([0.5, 1.0]), gamma=1)
         Calls(mean=1.5, variance=0.25)
     """
+    outcomes = _outcomes(ratios, gamma)
+    L, width = outcomes.weights.shape
+    mean = _from_the_end(outcomes.weights, np.ones(L))
+    spread = 1 + _windows(mean, width)[1:] - mean[:L, None]  # [L, γ+1]
+    variance = _from_the_end(outcomes.weights, (outcomes.weights * spread**2).sum(axis=1))
+    return Calls(mean=float(mean[0]), variance=float(variance[0]))
+
+
+class Positions(NamedTuple):
+    """Expected counts by position in the block, the first drafted token first."""
+
+    judged: Floats
+    """[γ] how often a drafted token is judged there."""
+    accepted: Floats
+    """[γ] how often it is accepted."""
+
+
+def expected_positions(ratios: Tensor, gamma: int) -> Positions:
+    """Return how often the drafted token at each position of a block is judged and accepted.
+
+    By the same weights as `expected_calls`, forward: blocks begin at s as often as v[s], with
+    v[0] = 1 and v[s+k+1] += v[s]·P(the block from s ends with k accepted). The last token of the
+    sequence is left out: whether it is judged depends on why the sequence ended.
+
+    Args:
+        ratios: [L] in [0, 1], from `acceptance_ratios`, the stop token included.
+        gamma: γ ≥ 1 drafted tokens per block.
+
+    Returns:
+        Expected counts for one sequence.
+
+    Raises:
+        ValueError: If a ratio lies outside [0, 1] or γ is negative.
+    """
+    outcomes = _outcomes(ratios, gamma)
+    L, width = outcomes.weights.shape
+    begins = np.zeros(L + width)
+    begins[:1] = 1
+    for s in range(L):
+        begins[s + 1 : s + 1 + width] += begins[s] * outcomes.weights[s]
+    inside = np.arange(L)[:, None] + np.arange(gamma) < L - 1  # [L, γ]
+    judged = begins[:L, None] * outcomes.reached[:, :gamma] * inside
+    return Positions(judged.sum(axis=0), (judged * outcomes.judged).sum(axis=0))
+
+
+class _Outcomes(NamedTuple):
+    """How a block that begins at each position s may go."""
+
+    judged: Floats
+    """[L, γ] the ratios of the tokens it may judge."""
+    reached: Floats
+    """[L, γ+1] the chance that the k tokens before are accepted."""
+    weights: Floats
+    """[L, γ+1] the chance that exactly k are: then the next block begins at s+k+1."""
+
+
+def _outcomes(ratios: Tensor, gamma: int) -> _Outcomes:
     _check_gamma(gamma)
     r = ratios.detach().to("cpu", torch.float64).numpy()
     if r.ndim != 1 or not ((r >= 0) & (r <= 1)).all():
@@ -82,14 +139,9 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
     L = len(r)
     # Padding stands in for g = min(γ, L−s−1): wherever a block ends beyond L−1, nothing is left
     # to emit, so all those ends are one outcome, whatever the padding holds.
-    judged = _windows(np.append(r, np.zeros(gamma + 1)), gamma + 1)[:L, :gamma]  # [L, γ]
-    reached = np.hstack([np.ones((L, 1)), judged.cumprod(axis=1)])  # [L, γ+1]
-    # Column k: the block from s ends with k accepted, and the next one starts at s+k+1.
-    weights = reached * np.hstack([1 - judged, np.ones((L, 1))])
-    mean = _from_the_end(weights, np.ones(L))
-    spread = 1 + _windows(mean, gamma + 1)[1:] - mean[:L, None]  # [L, γ+1]
-    variance = _from_the_end(weights, (weights * spread**2).sum(axis=1))
-    return Calls(mean=float(mean[0]), variance=float(variance[0]))
+    judged = _windows(np.append(r, np.zeros(gamma + 1)), gamma + 1)[:L, :gamma]
+    reached = np.hstack([np.ones((L, 1)), judged.cumprod(axis=1)])
+    return _Outcomes(judged, reached, reached * np.hstack([1 - judged, np.ones((L, 1))]))
 
 
 def _windows(row: Floats, width: int) -> Floats:
@@ -207,35 +259,41 @@ def best_gamma(taus: Mapping[int, float], cost: Cost) -> int:
     return max(sorted(taus), key=lambda gamma: speedup(taus[gamma], gamma, cost))
 
 
-def break_even_alpha(cost: Cost, gammas: Sequence[int]) -> float | None:
-    """Return the i.i.d. acceptance rate at which speculation, at its best γ, stops losing.
+def needed_alpha(cost: Cost, gammas: Sequence[int], factor: float) -> float | None:
+    """Return the i.i.d. acceptance rate that a draft of this cost needs for a speed-up.
 
     Args:
         cost: The seconds of this machine.
-        gammas: The γ to choose from, each 1 or more.
+        gammas: The γ to choose from, each 1 or more; the best one counts.
+        factor: The speed-up wanted, above 0.
 
     Returns:
-        The smallest α in [0, 1] with a speed-up of 1 or more, to 1e-12; None if even a perfect
-        draft of this cost is slower than decoding without one.
+        The smallest α in [0, 1] with a speed-up of `factor` or more, to 1e-12; None if even a
+        perfect draft of this cost falls short.
 
     Raises:
         ValueError: If `gammas` is empty.
     """
 
-    def pays(alpha: float) -> bool:
+    def reaches(alpha: float) -> bool:
         taus = {gamma: block_efficiency_iid(alpha, gamma) for gamma in gammas}
         gamma = best_gamma(taus, cost)
-        return speedup(taus[gamma], gamma, cost) >= 1
+        return speedup(taus[gamma], gamma, cost) >= factor
 
-    if not pays(1.0):
+    if not reaches(1.0):
         return None
     low, high = 0.0, 1.0
-    if pays(low):
+    if reaches(low):
         return low
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (low, middle) if pays(middle) else (middle, high)
+        low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def break_even_alpha(cost: Cost, gammas: Sequence[int]) -> float | None:
+    """Return the i.i.d. acceptance rate at which speculation, at its best γ, stops losing."""
+    return needed_alpha(cost, gammas, 1.0)
 
 
 def headroom(cost: Cost, gammas: Sequence[int]) -> float:

@@ -6,6 +6,7 @@ always. Source: DistillSpec, Algorithm A.1 and section 4; Leviathan et al. (2023
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -18,7 +19,8 @@ from distillspec.math.precision import at_least_float32
 from distillspec.math.sampling import Sampling, draw
 
 Lenience: TypeAlias = Callable[[Tensor], Tensor]
-"""f in min(1, f(p) / q): maps target probabilities to what takes their place, f(0) = 0."""
+"""f in min(1, f(p) / q): maps rows of target probabilities to what takes their place. All but the
+rules with a threshold look at each probability alone, so that single ones will do."""
 
 
 def lossless(p: Tensor) -> Tensor:
@@ -72,6 +74,48 @@ class exponential:
     def __call__(self, p: Tensor) -> Tensor:
         """Return p^ε."""
         return p**self.eps
+
+
+@dataclass(frozen=True)
+class threshold:
+    """f(p) = 1 where p ≥ ε, else p: what the target finds likely enough is accepted at sight.
+
+    A class, so that it prints and compares; used as a function.
+    """
+
+    eps: float
+    """ε in (0, 1]; 1 is lossless, less accepts more."""
+
+    def __post_init__(self) -> None:
+        """Check ε."""
+        _check_eps("threshold", self.eps)
+
+    def __call__(self, p: Tensor) -> Tensor:
+        """Return 1 or p."""
+        return torch.where(p >= self.eps, torch.ones_like(p), p)
+
+
+@dataclass(frozen=True)
+class typical:
+    """f(p) = 1 where p > min(ε, √ε · exp(−H(p))), else 0: typical acceptance, by entropy alone.
+
+    A class, so that it prints and compares; used as a function. No ε makes it lossless. What is
+    refused is replaced by a draw from the residual, as in every rule here. Source: Cai et al.
+    (2024), Medusa, section 2.3.1, with their δ = √ε.
+    """
+
+    eps: float
+    """ε in (0, 1]; less accepts more."""
+
+    def __post_init__(self) -> None:
+        """Check ε."""
+        _check_eps("typical", self.eps)
+
+    def __call__(self, p: Tensor) -> Tensor:
+        """Return 1 or 0, of whole rows [..., V]."""
+        entropy = -torch.xlogy(p, p).sum(-1, keepdim=True)
+        least = (math.sqrt(self.eps) * torch.exp(-entropy)).clamp(max=self.eps)
+        return (p > least).to(p.dtype)
 
 
 def _check_eps(name: str, eps: float) -> None:

@@ -10,14 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distillspec.models.loading import load, load_pair, load_tokenizer
+    from distillspec.models.loading import load, load_pair, load_together, load_tokenizer
     from distillspec.models.wrapping import wrap
 
-__all__ = ["load", "load_pair", "load_tokenizer", "wrap"]
+__all__ = ["load", "load_pair", "load_together", "load_tokenizer", "wrap"]
 
 _HOMES = {
     "load": "loading",
     "load_pair": "loading",
+    "load_together": "loading",
     "load_tokenizer": "loading",
     "wrap": "wrapping",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -98,26 +98,46 @@ def load_pair(
     """Load a target and its draft, after checking from their tokenizers that they fit.
 
     Raises:
-        UserError: if the vocabularies differ, before any weight is read; and as `load`.
+        UserError: as `load_together`.
     """
-    places = [_find(target), _find(draft)]
+    first, second = load_together(target, [draft], dtype=dtype, device=device)
+    return first, second
+
+
+def load_together(
+    target: str | Path,
+    others: Sequence[str | Path],
+    *,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+) -> list[TransformersModel]:
+    """Load a target and models that share its tokens, after checking from their tokenizers.
+
+    Returns:
+        The target, then the others.
+
+    Raises:
+        UserError: if vocabularies differ, before any weight is read; and as `load`.
+    """
+    places = [_find(target), *map(_find, others)]
     configs = [_read_config(place) for place in places]
     tokenizers = [_read_tokenizer(*pair) for pair in zip(places, configs, strict=True)]
-    check_same(
-        tokenizers[0].vocabulary,
-        tokenizers[1].vocabulary,
-        names=(tokenizers[0].name, tokenizers[1].name),
-    )
-    if configs[0].is_encoder_decoder != configs[1].is_encoder_decoder:
-        kinds = ["encoder-decoder" if c.is_encoder_decoder else "decoder-only" for c in configs]
-        raise UserError(
-            f"target {places[0].name} is {kinds[0]} and draft {places[1].name} is {kinds[1]}: "
-            "both must be of the same kind"
+    for place, config, tokenizer in zip(places[1:], configs[1:], tokenizers[1:], strict=True):
+        check_same(
+            tokenizers[0].vocabulary,
+            tokenizer.vocabulary,
+            names=(tokenizers[0].name, tokenizer.name),
         )
-    first, second = (
-        _load(*parts, dtype, device) for parts in zip(places, configs, tokenizers, strict=True)
-    )
-    return first, second
+        if configs[0].is_encoder_decoder != config.is_encoder_decoder:
+            kinds = [
+                "encoder-decoder" if c.is_encoder_decoder else "decoder-only"
+                for c in (configs[0], config)
+            ]
+            raise UserError(
+                f"target {places[0].name} is {kinds[0]} and draft {place.name} is {kinds[1]}: "
+                "both must be of the same kind"
+            )
+    return [_load(*parts, dtype, device) for parts in zip(places, configs, tokenizers, strict=True)]
 
 
 def _find(path_or_name: str | Path) -> _Place:

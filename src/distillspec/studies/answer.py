@@ -43,26 +43,107 @@ class CostRow(TypedDict):
     target_ms_by_tokens: list[float]
 
 
-class Measurement(TypedDict):
+class PrefillRow(TypedDict):
+    """Reading the prompts that were timed, in milliseconds at batch 1."""
+
+    target_ms: float
+    draft_ms: float
+
+
+class NeededRow(TypedDict):
+    """What α a draft of this cost would need; None where no α is enough."""
+
+    speedup: float
+    alpha: float | None
+
+
+class PositionRow(TypedDict):
+    """A position in the block, 1 for the first drafted token."""
+
+    position: int
+    judged: float
+    rate: Estimate
+
+
+class Positions(TypedDict):
+    """Acceptance by position in the block."""
+
+    gamma: int
+    positions: list[PositionRow]
+
+
+ContextRow = TypedDict("ContextRow", {"from": int, "to": int, "tokens": int, "alpha": Estimate})
+"""Acceptance where `from` to `to` tokens, prompt and answer, came before."""
+
+
+class DomainRow(TypedDict):
+    """One kind of prompt."""
+
+    domain: str
+    prompts: int
+    tokens: int
+    alpha: Estimate
+    tau: Estimate
+
+
+class BatchGammaRow(TypedDict):
+    """One γ at one batch size."""
+
+    gamma: int
+    speedup_forecast: Estimate
+
+
+class BatchRow(TypedDict):
+    """The forecast of a batch that is kept full."""
+
+    batch_size: int
+    cost: CostRow
+    gammas: list[BatchGammaRow]
+    best_gamma: int
+    break_even_alpha: float | None
+    headroom: float
+
+
+class Measured(TypedDict):
     """The answer of `measure`; docs/measure.md explains every field."""
 
     alpha: Estimate
+    alpha_estimator: str
+    alpha_ratio: Estimate
     rule: str
+    suits: str
     temperature: float
     prompts: int
     tokens: int
     gammas: list[GammaRow]
     cost: CostRow
+    alpha_needed: list[NeededRow]
     best_gamma: int
     break_even_alpha: float | None
     headroom: float
+    by_position: Positions
+    by_context: list[ContextRow]
+    by_domain: list[DomainRow]
+    batches: list[BatchRow]
     verdict: str
 
 
+class Measurement(Measured, total=False):
+    """With what only a clock here can tell."""
+
+    prefill: PrefillRow
+
+
 def verdict(
-    rows: Sequence[GammaRow], best: int, alpha: float, break_even: float | None, *, prompts: int
+    rows: Sequence[GammaRow],
+    best: int,
+    alpha: float,
+    break_even: float | None,
+    *,
+    prompts: int,
+    batches: Sequence[BatchRow] = (),
 ) -> str:
-    """Say in one sentence whether to use the draft.
+    """Say in one sentence, or two, whether to use the draft.
 
     What the clock measured decides, at the γ the engine ran at; where it ran nowhere, the forecast
     at its best γ.
@@ -73,32 +154,52 @@ def verdict(
         alpha: The pair's acceptance rate.
         break_even: The least that pays; None if none does.
         prompts: Behind the deciding figure; a single one spans no interval and decides nothing.
+        batches: Larger batches, of which the second sentence tells.
     """
-    row = next(
-        (row for row in rows if "speedup_measured" in row),
-        next(row for row in rows if row["gamma"] == best),
-    )
+    row = deciding(rows, best)
     gamma = row["gamma"]
     gain, how = (
         (row["speedup_measured"], "measured")
         if "speedup_measured" in row
         else (row["speedup_forecast"], "forecast")
     )
-    figures = f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}] {how}"
+    figures = f"{shown(gain)} {how}"
     if gamma != best:
         figures += f" (the forecast puts γ = {best} first)"
-    if prompts < 2:
-        return (
-            f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, on one prompt, which gives no "
-            "interval. Measure on more prompts."
-        )
-    if gain["low"] > 1:
-        return f"Use this draft with γ = {gamma}: {figures}."
     known = (
         "at this cost even a draft that is always right would be slower"
         if break_even is None
         else f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
     )
-    if gain["high"] < 1:
-        return f"Do not use this draft: {figures} at its best γ = {gamma}; {known}."
-    return f"Undecided: {figures} at γ = {gamma}; {known}. Measure on more prompts."
+    if prompts < 2:
+        said = (
+            f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, on one prompt, which gives no "
+            "interval. Measure on more prompts."
+        )
+    elif gain["low"] > 1:
+        said = f"Use this draft with γ = {gamma}: {figures}."
+    elif gain["high"] < 1:
+        said = f"Do not use this draft: {figures} at its best γ = {gamma}; {known}."
+    else:
+        said = f"Undecided: {figures} at γ = {gamma}; {known}. Measure on more prompts."
+    return " ".join([said, *map(_at_batch, batches)])
+
+
+def deciding(rows: Sequence[GammaRow], best: int) -> GammaRow:
+    """Return the row a decision rests on: of those that ran the best forecast's, else the best."""
+    ran = [row for row in rows if "speedup_measured" in row]
+    if ran:
+        return max(ran, key=lambda row: row["speedup_forecast"]["value"])
+    return next(row for row in rows if row["gamma"] == best)
+
+
+def shown(gain: Estimate) -> str:
+    """Write a factor with its interval."""
+    return f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}]"
+
+
+def _at_batch(row: BatchRow) -> str:
+    best = next(one for one in row["gammas"] if one["gamma"] == row["best_gamma"])
+    gain = best["speedup_forecast"]
+    what = "pays" if gain["low"] > 1 else "does not pay" if gain["high"] < 1 else "is undecided"
+    return f"At batch {row['batch_size']} it {what}: {shown(gain)} forecast at γ = {best['gamma']}."

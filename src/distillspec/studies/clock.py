@@ -1,15 +1,16 @@
 """The clock: timed passes of the models, and the engine timed with and without each draft.
 
-Everything that is compared is timed in turn on the same prompt, because a machine's speed drifts
-by more than the differences that matter. Batch 1; prefill is timed apart from decoding.
+Everything that is compared is timed in turn on the same prompts, because a machine's speed drifts
+by more than the differences that matter. Prefill is timed apart from decoding.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from distillspec.decoding import Block, Output, collect, speculate
 from distillspec.errors import UserError
-from distillspec.math.forecast import Cost
-from distillspec.math.sampling import Sampling, draw
+from distillspec.math.rules import Rule
+from distillspec.math.sampling import draw
 from distillspec.models.protocol import LanguageModel, Session
 from distillspec.studies.outputs import Report, seeded
 
@@ -26,24 +27,52 @@ PASSES = 3
 """Timed passes of a kind per prompt, of which the median counts."""
 
 
+BLOCKS = 5
+"""Timed blocks of a kind per prompt, of which the median counts."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One way to decode: with a draft or without."""
+
+    draft: str | None
+    """The draft's name; None for the target alone."""
+    gamma: int
+    """Drafted tokens per block."""
+    rule: Rule
+    """The samplers, and how drafted tokens are judged."""
+
+
 @dataclass(frozen=True)
 class Passes:
-    """Median seconds of single passes on one prompt, in turn."""
+    """Median seconds of single passes on one prompt or batch of prompts, in turn."""
 
     target: dict[int, float]
-    """Of one target pass over k tokens, by k; head and distribution included."""
+    """Of one target pass over k tokens a row, by k; head and distribution included."""
     drafts: dict[str, float]
-    """Of one pass over one token of each draft; head, distribution and draw included."""
+    """Of one pass over one token a row of each draft; head, distribution and draw included."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was timed in turn on one prompt or batch of prompts, in seconds."""
+
+    passes: Passes
+    """Single passes."""
+    blocks: Mapping[tuple[str | None, int], float]
+    """Blocks of the engine, by (draft, γ); (None, 0) without one."""
+    prefill: Mapping[str | None, float] = field(default_factory=dict)
+    """Reading the prompts, by draft; None for the target alone."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt decoded by the engine, on the clock."""
+    """Prompts decoded by the engine, on the clock."""
 
-    output: Output
-    """What came out, with its counts."""
+    outputs: tuple[Output, ...]
+    """What came out, with its counts, one a prompt."""
     prefill: float
-    """Seconds until the models had read the prompt."""
+    """Seconds until the models had read the prompts."""
     blocks: tuple[float, ...]
     """Seconds of each block."""
 
@@ -51,6 +80,12 @@ class Run:
     def seconds(self) -> float:
         """Seconds of decoding, prefill not included."""
         return sum(self.blocks)
+
+    @property
+    def output(self) -> Output:
+        """The output of a run of one prompt."""
+        (output,) = self.outputs
+        return output
 
 
 @dataclass(frozen=True)
@@ -60,23 +95,21 @@ class Race:
     plain: Run
     """The target alone: γ = 0."""
     runs: dict[str, Run]
-    """With each draft, at that draft's γ."""
+    """Those of each lane, by its name."""
     passes: Passes
     """Single passes timed beside the runs."""
 
 
 @dataclass(frozen=True)
 class Timer:
-    """What is timed, and under which settings."""
+    """What is timed."""
 
     target: LanguageModel
     """The large model."""
     drafts: Mapping[str, LanguageModel]
     """The small ones, by name."""
-    sampling: Sampling
-    """The target's settings."""
-    draft_sampling: Sampling
-    """The drafts' settings."""
+    rule: Rule
+    """The samplers of the passes, and of the runs without a draft."""
     max_new_tokens: int
     """Tokens per run, at most."""
     repetitions: int
@@ -85,16 +118,21 @@ class Timer:
     """Of the runs: every run of a prompt has the same."""
 
     @torch.inference_mode()
-    def passes(self, prompt: Tensor, widths: Sequence[int], repetitions: int = PASSES) -> Passes:
-        """Time single passes on sessions that hold the prompt, rolled back after each pass.
+    def passes(
+        self, prompts: Sequence[Tensor], widths: Sequence[int], repetitions: int = PASSES
+    ) -> Passes:
+        """Time single passes on sessions that hold the prompts, rolled back after each pass.
 
         Of a prompt that leaves no room for the widest pass, as much is held as leaves it.
 
         Raises:
             UserError: a pass is wider than the target's context.
         """
-        target = self.target.open([_cut(prompt, self.target, max(widths))])
-        drafts = {name: draft.open([_cut(prompt, draft, 1)]) for name, draft in self.drafts.items()}
+        target = self.target.open([_cut(prompt, self.target, max(widths)) for prompt in prompts])
+        drafts = {
+            name: draft.open([_cut(prompt, draft, 1) for prompt in prompts])
+            for name, draft in self.drafts.items()
+        }
         seconds: dict[int, list[float]] = {k: [] for k in widths}
         draft_seconds: dict[str, list[float]] = {name: [] for name in drafts}
         for _ in range(repetitions):
@@ -110,100 +148,112 @@ class Timer:
         )
 
     def race(
-        self, prompts: Sequence[Tensor], gammas: Mapping[str, int], report: Report
+        self, prompts: Sequence[Tensor], lanes: Mapping[str, Lane], report: Report
     ) -> list[Race]:
-        """Run every prompt without a draft and with each, in alternating order, after a warm-up.
+        """Run every prompt without a draft and by each lane, in alternating order, after a warm-up.
 
         Args:
             prompts: One 1-D int64 tensor each.
-            gammas: The γ of each draft.
+            lanes: What races against the target alone, by name.
             report: Called after each prompt.
         """
-        lanes: list[tuple[str | None, int]] = [(None, 0), *gammas.items()]
-        for name, gamma in lanes:
-            self.run(prompts[0], name, gamma, self.seed)
-        widths = sorted({1, *(gamma + 1 for gamma in gammas.values())})
+        plain = Lane(None, 0, self.rule)
+        running: list[tuple[str | None, Lane]] = [(None, plain), *lanes.items()]
+        for _, lane in running:
+            self.run(prompts[:1], lane, self.seed)
+        widths = sorted({1, *(lane.gamma + 1 for lane in lanes.values())})
         races = []
         for i, prompt in enumerate(prompts):
-            passes = self.passes(prompt, widths)
-            runs: dict[str | None, list[Run]] = {name: [] for name, _ in lanes}
+            passes = self.passes([prompt], widths)
+            runs: dict[str | None, list[Run]] = {name: [] for name, _ in running}
             for repetition in range(self.repetitions):
-                shift = (i + repetition) % len(lanes)
-                for name, gamma in lanes[shift:] + lanes[:shift]:
-                    runs[name].append(self.run(prompt, name, gamma, self.seed + i))
+                shift = (i + repetition) % len(running)
+                for name, lane in running[shift:] + running[:shift]:
+                    runs[name].append(self.run([prompt], lane, self.seed + i))
             middle = {name: _median_run(of_lane) for name, of_lane in runs.items()}
-            plain = middle.pop(None)
+            alone = middle.pop(None)
             races.append(
-                Race(plain, {name: run for name, run in middle.items() if name is not None}, passes)
+                Race(alone, {name: run for name, run in middle.items() if name is not None}, passes)
             )
             report(i + 1, len(prompts))
         return races
 
-    def run(self, prompt: Tensor, name: str | None, gamma: int, seed: int) -> Run:
-        """Decode one prompt on the clock, with the draft of that name, or None."""
+    def run(self, prompts: Sequence[Tensor], lane: Lane, seed: int) -> Run:
+        """Decode prompts at once, on the clock."""
         ticks = [time.perf_counter()]
-        found: list[Block] = []
-        stream = speculate(
-            self.target,
-            None if name is None else self.drafts[name],
-            [prompt],
-            gamma=gamma,
-            max_new_tokens=self.max_new_tokens,
-            sampling=self.sampling,
-            draft_sampling=self.draft_sampling,
-            generators=seeded(seed, 1),
-        )
+        stream = self._stream(prompts, lane, seed, self.max_new_tokens, None)
         ticks.append(time.perf_counter())
+        found: list[Block] = []
         for block in stream:
             found.append(block)
             ticks.append(time.perf_counter())
         prefill, *blocks = [after - before for before, after in pairwise(ticks)]
-        return Run(collect(found, 1)[0], prefill, tuple(blocks))
+        return Run(tuple(collect(found, len(prompts))), prefill, tuple(blocks))
+
+    def timings(
+        self, prompts: Sequence[Tensor], widths: Sequence[int], gammas: Sequence[int]
+    ) -> Timings:
+        """Time passes of every width, and full blocks without a draft and with each at each γ.
+
+        Raises:
+            UserError: the target's context has no room for that.
+        """
+        passes = self.passes(prompts, widths)
+        blocks: dict[tuple[str | None, int], float] = {}
+        prefill: dict[str | None, float] = {}
+        for name in (None, *self.drafts):
+            for gamma in (0,) if name is None else gammas:
+                lane = Lane(name, gamma, self.rule)
+                prefill[name], blocks[name, gamma] = self._full_blocks(prompts, lane)
+        return Timings(passes, blocks, prefill)
+
+    def _full_blocks(self, prompts: Sequence[Tensor], lane: Lane) -> tuple[float, float]:
+        """Return seconds of the prefill and the median of some blocks that draft γ in every row."""
+        width = lane.gamma + 1
+        models = [self.target, *(self.drafts[name] for name in (lane.draft,) if name is not None)]
+        fitting = [model.context // width - 1 for model in models if model.context is not None]
+        count = max(1, min([BLOCKS, *fitting]))
+        tokens = (count + 1) * width
+        for model in models:
+            prompts = [_cut(prompt, model, tokens) for prompt in prompts]
+        start = time.perf_counter()
+        stream = self._stream(prompts, lane, self.seed, tokens, ())
+        ticks = [time.perf_counter()]
+        for _ in itertools.islice(stream, count):
+            ticks.append(time.perf_counter())
+        return ticks[0] - start, statistics.median(b - a for a, b in pairwise(ticks))
+
+    def _stream(
+        self,
+        prompts: Sequence[Tensor],
+        lane: Lane,
+        seed: int,
+        max_new_tokens: int,
+        stop: Sequence[int] | None,
+    ) -> Iterator[Block]:
+        return speculate(
+            self.target,
+            None if lane.draft is None else self.drafts[lane.draft],
+            prompts,
+            gamma=lane.gamma,
+            max_new_tokens=max_new_tokens,
+            sampling=lane.rule.sampling,
+            draft_sampling=lane.rule.draft_sampling,
+            proposal=lane.rule.proposal,
+            lenience=lane.rule.lenience,
+            stop=stop,
+            generators=seeded(seed, len(prompts)),
+        )
 
     def _finish_target(self, hidden: Tensor) -> None:
-        self.sampling.probabilities(self.target.head(hidden))
+        self.rule.sampling.probabilities(self.target.head(hidden))
 
     def _finish_draft(self, draft: LanguageModel) -> Callable[[Tensor], None]:
         def finish(hidden: Tensor) -> None:
-            q = self.draft_sampling.probabilities(draft.head(hidden[:, -1]))
-            draw(q, torch.full((1,), 0.5, dtype=torch.float64, device=q.device))
+            q = self.rule.draft_sampling.probabilities(draft.head(hidden[:, -1]))
+            draw(q, torch.full((len(q),), 0.5, dtype=torch.float64, device=q.device))
 
         return finish
-
-
-def fit_cost(table: Sequence[Passes], races: Sequence[Race], name: str, gamma: int) -> Cost:
-    """Fit block time = t_target(γ+1) + γ·t_draft + o for one draft.
-
-    The passes give t_target and t_draft; o is what they leave unexplained of the runs: verifying,
-    rolling caches back, and the draft's catching up after a fully accepted block.
-
-    Args:
-        table: Passes at every width from 1 on.
-        races: Runs at γ = 0 and at `gamma`; none leaves o at 0.
-        name: The draft.
-        gamma: The γ it ran at.
-    """
-    passes = [*table, *(race.passes for race in races)]
-    # Noise can make passes look dearer than the blocks that contain them: no less than 0.
-    return Cost(
-        target=tuple(
-            statistics.median(one.target[k] for one in passes if k in one.target)
-            for k in sorted(table[0].target)
-        ),
-        draft=statistics.median(one.drafts[name] for one in passes),
-        overhead=max(0.0, _unexplained(races, name, gamma)) if races else 0.0,
-        overhead_plain=max(0.0, _unexplained(races, None, 0)) if races else None,
-    )
-
-
-def _unexplained(races: Sequence[Race], name: str | None, gamma: int) -> float:
-    """Return the median seconds of a block that the passes timed beside it do not explain."""
-    left = []
-    for race in races:
-        run = race.plain if name is None else race.runs[name]
-        drafted = 0.0 if name is None else gamma * race.passes.drafts[name]
-        left.append(statistics.median(run.blocks) - race.passes.target[gamma + 1] - drafted)
-    return statistics.median(left)
 
 
 def _median_run(runs: Sequence[Run]) -> Run:
@@ -219,16 +269,16 @@ def _cut(prompt: Tensor, model: LanguageModel, width: int) -> Tensor:
         return prompt
     if width > model.context:
         raise UserError(
-            f"gamma {width - 1} takes target passes over {width} tokens, more than the context of "
-            f"{model.context} of {model.name}; give a smaller gamma"
+            f"timing takes {width} tokens at once, more than the context of {model.context} of "
+            f"{model.name}; give a smaller --gamma"
         )
     return prompt[: model.context - width + 1]
 
 
 def _time_pass(session: Session, width: int, finish: Callable[[Tensor], None]) -> float:
-    """Time one pass over `width` tokens, `finish` included, and forget them again."""
-    tokens = session.pending[:, None].expand(1, width)
-    lengths = torch.full((1,), width, dtype=torch.int64, device=tokens.device)
+    """Time one pass over `width` tokens a row, `finish` included, and forget them again."""
+    tokens = session.pending[:, None].expand(-1, width)
+    lengths = torch.full((len(tokens),), width, dtype=torch.int64, device=tokens.device)
     _wait(tokens.device)
     start = time.perf_counter()
     finish(session.extend(tokens, lengths))

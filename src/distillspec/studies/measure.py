@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distillspec.math.forecast import (
-    Cost,
-    best_gamma,
-    block_efficiency_iid,
-    break_even_alpha,
-    expected_calls,
-    headroom,
-    speedup,
-)
-from distillspec.math.sampling import Sampling
+from distillspec.math.forecast import best_gamma
+from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
-from distillspec.studies.answer import CostRow, GammaRow, Measurement, Overview, Ran, verdict
-from distillspec.studies.clock import Run, Timer, fit_cost
-from distillspec.studies.estimates import Estimate, estimate, ratio, ratio_difference
+from distillspec.studies.answer import Measurement, PrefillRow, Ran
+from distillspec.studies.breakdown import calls
+from distillspec.studies.clock import Lane, Race, Run, Timer, Timings
+from distillspec.studies.cost import fit_cost, race_timings
+from distillspec.studies.estimates import Estimate, estimate, ratio
+from distillspec.studies.forecast import Prompts, forecast
 from distillspec.studies.outputs import Report, Scores, TargetOutputs, score
 
 TABLE_PROMPTS = 3
@@ -35,7 +30,7 @@ class Plan:
     """How a pair is measured."""
 
     gammas: tuple[int, ...]
-    """The γ to forecast, each ≥ 1; the best is chosen among them."""
+    """The γ to forecast, each ≥ 1 and ascending; the best is chosen among them."""
     max_new_tokens: int
     """Tokens per clocked run, at most."""
     batch_size: int
@@ -46,125 +41,131 @@ class Plan:
     """Timed runs of each kind per prompt, of which the median counts."""
     seed: int
     """Of the clocked runs."""
-    draft_sampling: Sampling | None = None
-    """The draft's settings in serving; None for the target's."""
-
-    def for_draft(self, sampling: Sampling) -> Sampling:
-        """Return the draft's settings beside a target served at `sampling`."""
-        return sampling if self.draft_sampling is None else self.draft_sampling
+    batch_sizes: tuple[int, ...] = (1,)
+    """Batch sizes to forecast, 1 among them."""
+    clock_gammas: tuple[int, ...] | None = None
+    """The γ that run on the clock, of `gammas`; None for each draft's best by forecast."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A measurement with the scores of every prompt that it was made from."""
+    """A measurement with what it was made from."""
 
     result: Measurement
     """Estimates, ready for JSON."""
     scores: Scores
     """One entry a prompt; comparisons between drafts are paired by them."""
+    lanes: tuple[str, ...] = ()
+    """The names of its runs in the races."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one measuring found."""
+
+    findings: Mapping[str, Finding]
+    """By draft."""
+    lanes: Mapping[str, Lane]
+    """What ran on the clock, by name."""
+    races: tuple[Race, ...]
+    """The runs, one race per clocked prompt."""
 
 
 def measure(
     target: LanguageModel,
     drafts: Mapping[str, LanguageModel],
     outputs: TargetOutputs,
+    rule: Rule,
     plan: Plan,
     report: Report,
-) -> dict[str, Finding]:
+    *,
+    domains: Sequence[str | None] | None = None,
+) -> Measured:
     """Measure each draft on the same target outputs and race them against the target alone.
 
     Args:
         target: The large model.
         drafts: One or more small ones by name; they are timed in turn in one run.
-        outputs: The target's answers to held-out prompts, at the sampler that is served.
+        outputs: The target's answers to held-out prompts, at the rule's target sampler.
+        rule: The lossless rule that is served.
         plan: How to measure.
         report: Called after each clocked prompt.
-
-    Returns:
-        One finding per draft.
+        domains: What kind of prompt each is; None where that is not known.
     """
     timer = Timer(
         target=target,
         drafts=drafts,
-        sampling=outputs.sampling,
-        draft_sampling=plan.for_draft(outputs.sampling),
+        rule=rule,
         max_new_tokens=plan.max_new_tokens,
         repetitions=plan.repetitions,
         seed=plan.seed,
     )
     scores = {
-        name: score(
-            target,
-            draft,
-            outputs,
-            draft_sampling=plan.for_draft(outputs.sampling),
-            batch_size=plan.batch_size,
-        )
+        name: score(target, draft, outputs, rule, batch_size=plan.batch_size)
         for name, draft in drafts.items()
     }
-    widths = range(1, max(plan.gammas) + 2)
-    table = [timer.passes(prompt, widths) for prompt in outputs.prompts[:TABLE_PROMPTS]]
-    chosen = {
-        name: best_gamma(_taus(scores[name], plan.gammas), fit_cost(table, [], name, 0))
-        for name in drafts
+    timings = {size: _timings(timer, outputs, plan, size) for size in plan.batch_sizes}
+    chosen = {name: _gammas_to_run(scores[name], timings[1], name, plan) for name in drafts}
+    lanes = {
+        f"{name} · γ {gamma}": Lane(name, gamma, rule)
+        for name, gammas in chosen.items()
+        for gamma in (gammas if plan.clock_prompts else ())
     }
-    races = (
-        timer.race(outputs.prompts[: plan.clock_prompts], chosen, report)
-        if plan.clock_prompts
-        else []
+    races = timer.race(outputs.prompts[: plan.clock_prompts], lanes, report) if lanes else []
+    timings[1] = [*timings[1], *(race_timings(race, lanes) for race in races)]
+    prompts = Prompts(
+        tuple(map(len, outputs.prompts)),
+        tuple(domains) if domains is not None else (None,) * len(outputs.prompts),
     )
     found = {}
     for name, draft in drafts.items():
-        cost = fit_cost(table, races, name, chosen[name])
-        gamma, pairs = chosen[name], [(race.plain, race.runs[name]) for race in races]
-        ran = {gamma: _ran(target, draft, pairs, outputs, gamma, plan)} if pairs else {}
-        found[name] = Finding(_measurement(scores[name], outputs, plan, cost, ran), scores[name])
-    return found
+        own = {lane.gamma: key for key, lane in lanes.items() if lane.draft == name}
+        ran = {
+            gamma: _ran(target, draft, [(race.plain, race.runs[key]) for race in races], rule, plan,
+                        outputs, gamma)
+            for gamma, key in own.items()
+        }  # fmt: skip
+        costs = {size: fit_cost(of_size, name) for size, of_size in timings.items()}
+        result = forecast(
+            scores[name], prompts, rule, costs, plan.gammas, ran=ran, clocked=len(races)
+        )
+        result["prefill"] = _prefill(timings[1], name)
+        found[name] = Finding(result, scores[name], tuple(own.values()))
+    return Measured(found, lanes, tuple(races))
 
 
-class Comparison(TypedDict):
-    """One draft against another on the same target outputs, first minus second."""
-
-    alpha_difference: Estimate
-    tau_difference: Estimate
-    gamma: int
-
-
-def compare(first: Scores, second: Scores, gamma: int) -> Comparison:
-    """Estimate the paired differences in α and in τ at γ of two drafts."""
-    lengths = (first.lengths, second.lengths)
-    return Comparison(
-        alpha_difference=ratio_difference((first.acceptance, second.acceptance), lengths),
-        tau_difference=ratio_difference(lengths, (calls(first, gamma)[0], calls(second, gamma)[0])),
-        gamma=gamma,
+def _timings(timer: Timer, outputs: TargetOutputs, plan: Plan, size: int) -> list[Timings]:
+    """Time passes and blocks at one batch size: on some single prompts, or on one batch of them."""
+    # Blocks of three γ show how they grow; passes are timed over every width.
+    middle = plan.gammas[len(plan.gammas) // 4]
+    gammas = sorted({plan.gammas[0], middle, plan.gammas[-1]})
+    groups = (
+        [[prompt] for prompt in outputs.prompts[:TABLE_PROMPTS]]
+        if size == 1
+        else [list(itertools.islice(itertools.cycle(outputs.prompts), size))]
     )
+    widths = range(1, max(plan.gammas) + 2)
+    return [timer.timings(group, widths, gammas) for group in groups]
 
 
-def rule(sampling: Sampling, draft_sampling: Sampling) -> str:
-    """Name the lossless rule that a pair of settings amounts to."""
-    if draft_sampling.temperature > 0:
-        return "ratio"
-    return "argmax draft" if sampling.temperature > 0 else "greedy"
-
-
-def calls(scores: Scores, gamma: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return [prompts] expected target calls and their variances at γ, by the exact recursion."""
-    found = [expected_calls(ratios, gamma) for ratios in scores.ratios]
-    return np.array([one.mean for one in found]), np.array([one.variance for one in found])
-
-
-def _taus(scores: Scores, gammas: Sequence[int]) -> dict[int, float]:
+def _gammas_to_run(
+    scores: Scores, timings: Sequence[Timings], name: str, plan: Plan
+) -> tuple[int, ...]:
+    if plan.clock_gammas is not None:
+        return plan.clock_gammas
     total = float(scores.lengths.sum())
-    return {gamma: total / float(calls(scores, gamma)[0].sum()) for gamma in gammas}
+    taus = {gamma: total / float(calls(scores, gamma)[0].sum()) for gamma in plan.gammas}
+    return (best_gamma(taus, fit_cost(timings, name)),)
 
 
 def _ran(
     target: LanguageModel,
     draft: LanguageModel,
     pairs: Sequence[tuple[Run, Run]],
+    rule: Rule,
+    plan: Plan,
     outputs: TargetOutputs,
     gamma: int,
-    plan: Plan,
 ) -> Ran:
     """Say what the clocked runs of one draft brought, and hold them against their own forecast.
 
@@ -172,28 +173,23 @@ def _ran(
         target: The large model.
         draft: The small one.
         pairs: (plain, speculative) run of each of the first prompts of `outputs`.
-        outputs: Where the prompts and the sampling settings come from.
-        gamma: The γ of the speculative runs.
+        rule: The runs' own.
         plan: How to measure.
+        outputs: Where the prompts come from.
+        gamma: The γ of the speculative runs.
     """
     runs = [run for _, run in pairs]
     counted = np.array([run.output.counts.target_calls for run in runs], dtype=np.float64)
     own = TargetOutputs.of(
-        outputs.prompts[: len(runs)], [run.output for run in runs], outputs.sampling
+        outputs.prompts[: len(runs)], [run.output for run in runs], rule.sampling
     )
-    scores = score(
-        target,
-        draft,
-        own,
-        draft_sampling=plan.for_draft(outputs.sampling),
-        batch_size=plan.batch_size,
-    )
+    scores = score(target, draft, own, rule, batch_size=plan.batch_size)
     mean, variance = calls(scores, gamma)
     return Ran(
         tau_counted=ratio(own.lengths, counted),
-        speedup_measured=_rate_ratio(pairs, lambda run: run.seconds),
+        speedup_measured=rate_ratio(pairs, lambda run: run.seconds),
         speedup_spread=_spread(pairs),
-        speedup_end_to_end=_rate_ratio(pairs, lambda run: run.prefill + run.seconds),
+        speedup_end_to_end=rate_ratio(pairs, lambda run: run.prefill + run.seconds),
         forecast_z=_z(counted - mean, variance),
         forecast_exact=bool(np.abs(counted - mean).max() < 1e-6),
     )
@@ -206,8 +202,8 @@ def _z(difference: NDArray[np.float64], variance: NDArray[np.float64]) -> float 
     return 0.0 if not difference.any() else None
 
 
-def _rate_ratio(pairs: Sequence[tuple[Run, Run]], seconds: Callable[[Run], float]) -> Estimate:
-    """Estimate tokens per second with the draft over tokens per second without it."""
+def rate_ratio(pairs: Sequence[tuple[Run, Run]], seconds: Callable[[Run], float]) -> Estimate:
+    """Estimate tokens per second of second runs over tokens per second of first ones."""
     columns = [
         (seconds(plain), len(plain.output.ids), seconds(run), len(run.output.ids))
         for plain, run in pairs
@@ -224,60 +220,8 @@ def _spread(pairs: Sequence[tuple[Run, Run]]) -> list[float]:
     return [min(each), statistics.median(each), max(each)]
 
 
-def _measurement(
-    scores: Scores, outputs: TargetOutputs, plan: Plan, cost: Cost, ran: Mapping[int, Ran]
-) -> Measurement:
-    """Put the scores, the cost and the runs of one draft together."""
-    alpha = ratio(scores.acceptance, scores.lengths)
-    expected = {gamma: calls(scores, gamma)[0] for gamma in plan.gammas}
-    rows = [
-        _gamma_row(gamma, alpha["value"], scores, expected[gamma], cost, ran.get(gamma))
-        for gamma in plan.gammas
-    ]
-    best = best_gamma({row["gamma"]: row["tau_forecast"]["value"] for row in rows}, cost)
-    break_even = break_even_alpha(cost, plan.gammas)
-    return Measurement(
-        alpha=alpha,
-        rule=rule(outputs.sampling, plan.for_draft(outputs.sampling)),
-        temperature=outputs.sampling.temperature,
-        prompts=len(scores.lengths),
-        tokens=int(scores.lengths.sum()),
-        gammas=rows,
-        cost=CostRow(
-            target_ms=1e3 * cost.target[0],
-            draft_ms=1e3 * cost.draft,
-            overhead_ms=1e3 * cost.overhead,
-            overhead_plain_ms=1e3 * (cost.block(0) - cost.target[0]),
-            c=cost.c,
-            target_ms_by_tokens=[1e3 * seconds for seconds in cost.target],
-        ),
-        best_gamma=best,
-        break_even_alpha=break_even,
-        headroom=headroom(cost, plan.gammas),
-        verdict=verdict(
-            rows,
-            best,
-            alpha["value"],
-            break_even,
-            prompts=min(plan.clock_prompts, len(scores.lengths)) if ran else len(scores.lengths),
-        ),
-    )
-
-
-def _gamma_row(
-    gamma: int,
-    alpha: float,
-    scores: Scores,
-    expected: NDArray[np.float64],
-    cost: Cost,
-    ran: Ran | None,
-) -> GammaRow:
-    columns = np.stack([scores.lengths, expected], axis=1)
-    factor = speedup(1.0, gamma, cost)
-    forecast = Overview(
-        gamma=gamma,
-        tau_forecast=ratio(scores.lengths, expected),
-        tau_iid=block_efficiency_iid(alpha, gamma),
-        speedup_forecast=estimate(lambda s: factor * s[:, 0] / s[:, 1], columns),
-    )
-    return GammaRow(**forecast, **(ran or Ran()))
+def _prefill(timings: Sequence[Timings], name: str) -> PrefillRow:
+    """Return what reading a prompt takes; the draft's is what it adds to the target's."""
+    target = statistics.median(one.prefill[None] for one in timings if one.prefill)
+    both = statistics.median(one.prefill[name] for one in timings if one.prefill)
+    return PrefillRow(target_ms=1e3 * target, draft_ms=1e3 * max(0.0, both - target))

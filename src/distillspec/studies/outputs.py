@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from distillspec.decoding import Output, complete
-from distillspec.math.forecast import acceptance_ratios
+from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
-from distillspec.math.verification import expected_acceptance
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.cache import states_of
 
@@ -60,15 +60,52 @@ class TargetOutputs:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What a draft would have done on some outputs, one entry a prompt."""
+class LoggedOutputs:
+    """What some server wrote after some prompts, as its log tells it: no target is at hand."""
 
-    acceptance: NDArray[np.float64]
-    """[prompts] Σ_t Σ_v min(p, q): the numerators of α (paper Eq. 1)."""
-    lengths: NDArray[np.int64]
-    """[prompts] completion lengths: the denominators."""
+    prompts: tuple[Tensor, ...]
+    """1-D int64 ids of each prompt."""
+    completions: tuple[Tensor, ...]
+    """1-D int64 ids of each completion, the stop token included."""
+    logprobs: tuple[Tensor, ...] | None
+    """[L] each: ln p of each completion token at the sampler served; None where it was not
+    logged."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a draft would have done on some outputs, token by token, one entry a prompt."""
+
+    acceptance: tuple[Tensor, ...] | None
+    """float64 [L] each: the chance that a drafted token is accepted there, over what the draft
+    might draft (Σ_v min(p, q) under the ratio test); None where the target was not at hand."""
     ratios: tuple[Tensor, ...]
     """float64 [L] each: r_t, the probability that y_t is accepted as a drafted token."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[prompts] completion lengths: the denominators of α."""
+        return np.array([len(ratios) for ratios in self.ratios], dtype=np.int64)
+
+    @property
+    def estimator(self) -> Literal["expected", "ratio"]:
+        """Say which estimator of α these scores allow: `ratio` where p is known at y alone."""
+        return "ratio" if self.acceptance is None else "expected"
+
+    @property
+    def by_token(self) -> tuple[Tensor, ...]:
+        """float64 [L] each: what α is the mean of, by that estimator."""
+        return self.ratios if self.acceptance is None else self.acceptance
+
+    @property
+    def alpha_sums(self) -> NDArray[np.float64]:
+        """[prompts] numerators of α (paper Eq. 1)."""
+        return sums(self.by_token)
+
+
+def sums(values: Sequence[Tensor]) -> NDArray[np.float64]:
+    """Return the [prompts] sums of values by token."""
+    return np.array([float(one.sum()) for one in values], dtype=np.float64)
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -142,36 +179,84 @@ def score(
     target: LanguageModel,
     draft: LanguageModel,
     outputs: TargetOutputs,
+    rule: Rule,
     *,
-    draft_sampling: Sampling,
     batch_size: int,
 ) -> Scores:
     """Score a draft on target outputs: expected acceptance and the ratios of the exact forecast.
 
-    p and q are taken under the settings the outputs were sampled at and under `draft_sampling`,
-    the draft's own in serving. Past its context a draft writes nothing, which counts as never
-    accepted.
+    p and q are taken under the rule's samplers. Past its context a draft writes nothing, which
+    counts as never accepted.
+
+    Raises:
+        ValueError: the rule's target samples otherwise than the outputs were, or is lossy.
     """
-    heads = [prompt[: draft.context] for prompt in outputs.prompts]
+    if rule.sampling != outputs.sampling or not rule.lossless:
+        raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
+    acceptance = _nothing(outputs.completions)
+    ratios = _nothing(outputs.completions)
+    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+        p = rule.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
+        q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
+        # Sums over V round to a little above 1 where the two models agree.
+        acceptance[i][rows] = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
+        y = outputs.completions[i][rows, None].to(p.device)
+        ratios[i][rows] = _ratios(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
+    return Scores(tuple(acceptance), tuple(ratios))
+
+
+@torch.inference_mode()
+def score_logged(
+    draft: LanguageModel, outputs: LoggedOutputs, rule: Rule, *, batch_size: int
+) -> Scores:
+    """Score a draft on logged outputs: the ratios of the exact forecast, without the target.
+
+    Raises:
+        ValueError: the rule needs p of the tokens and the log has none, or the rule is lossy.
+    """
+    if (rule.needs_p and outputs.logprobs is None) or not rule.lossless:
+        raise ValueError(f"{rule} cannot be forecast from this log")
+    ratios = _nothing(outputs.completions)
+    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+        q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
+        q_of_y = q.gather(1, outputs.completions[i][rows, None].to(q.device))[:, 0]
+        # Where the rule does not ask for p, that y was emitted is all there is to know.
+        p_of_y = (
+            outputs.logprobs[i][rows].double().exp().to(q.device)
+            if rule.needs_p and outputs.logprobs is not None
+            else torch.ones_like(q_of_y)
+        )
+        ratios[i][rows] = _ratios(rule, p_of_y, q_of_y)
+    return Scores(None, tuple(ratios))
+
+
+def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros(len(ids), dtype=torch.float64) for ids in completions]
+
+
+def _forced(
+    draft: LanguageModel,
+    prompts: Sequence[Tensor],
+    completions: Sequence[Tensor],
+    batch_size: int,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Run a draft over outputs as far as its context reaches.
+
+    Yields:
+        The output's index, [n] positions of its tokens, and the [n, H] states that predict them.
+    """
+    heads = [prompt[: draft.context] for prompt in prompts]
     within = [
         ids[: _reach(draft, prompt, len(ids))]
-        for prompt, ids in zip(outputs.prompts, outputs.completions, strict=True)
+        for prompt, ids in zip(prompts, completions, strict=True)
     ]
     writing = [i for i, ids in enumerate(within) if len(ids)]
-    draft_states = teacher_forced(
+    states = teacher_forced(
         draft, [heads[i] for i in writing], [within[i] for i in writing], batch_size=batch_size
     )
-    acceptance = np.zeros(len(within))
-    ratios = [torch.zeros(length, dtype=torch.float64) for length in outputs.lengths]
-    for i, own_states in zip(writing, draft_states, strict=True):
+    for i, own in zip(writing, states, strict=True):
         for rows in torch.split(torch.arange(len(within[i])), ROWS):
-            p = outputs.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
-            q = draft_sampling.probabilities(draft.head(own_states[rows]))  # [n, V]
-            # Sums over V round to a little above 1 where the two models agree.
-            acceptance[i] += float(expected_acceptance(p, q).double().clamp(max=1).sum())
-            y = within[i][rows, None].to(p.device)
-            ratios[i][rows] = _ratios(p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
-    return Scores(acceptance, outputs.lengths, tuple(ratios))
+            yield i, rows, own[rows]
 
 
 def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
@@ -187,12 +272,12 @@ def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
     return max(0, min(length, room))
 
 
-def _ratios(p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
-    """Return r_t = min(1, q/p) in float64 for tokens that the target really emitted.
+def _ratios(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
+    """Return the rule's r_t in float64 for tokens that the target really emitted.
 
     Where rounding alone decides between two tokens (greedy near ties, the edge of a truncation)
     the teacher-forced pass may give an emitted token p = 0. It was emitted, so under greedy its
     p was 1; r = q is exact there and the closest bound elsewhere.
     """
     p = torch.where(p_of_y > 0, p_of_y, torch.ones_like(p_of_y)).double().cpu()
-    return acceptance_ratios(p, q_of_y.double().cpu())
+    return rule.proposal.ratios(p, q_of_y.double().cpu())

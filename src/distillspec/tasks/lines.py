@@ -126,6 +126,7 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
         raise InvalidRowError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
 
     target_ids = _ids(value["target_ids"]) if "target_ids" in value else None
+    logprobs = _logprobs(value, target_ids) if "target_logprobs" in value else None
     # Ids are what is trained on; the text beside them may be empty (an answer that ended at once)
     # or hold any character that a model wrote.
     loose = target_ids is not None
@@ -133,11 +134,13 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
     domain = text_of(value["domain"], "domain") if "domain" in value else None
     row_id = id_of(value["id"], "id") if "id" in value else fallback
     if given != ["messages"]:
-        return Row(row_id, text_of(value[given[0]], given[0]), target, domain, target_ids)
+        prompt = text_of(value[given[0]], given[0])
+        return Row(row_id, prompt, target, domain, target_ids, logprobs)
     messages, answer = _messages(value["messages"])
     if answer is not None and target is not None:
         raise InvalidRowError("both 'target' and a last message of the assistant; give one")
-    return Row(row_id, messages, target if answer is None else answer, domain, target_ids)
+    answer = target if answer is None else answer
+    return Row(row_id, messages, answer, domain, target_ids, logprobs)
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,6 +160,19 @@ def _ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or not all(_is_whole(i) and i >= 0 for i in ids):
         raise InvalidRowError("'target_ids' must be a non-empty list of ids")
     return tuple(ids)
+
+
+def _logprobs(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[float, ...]:
+    logged = value["target_logprobs"]
+    numbers = isinstance(logged, list) and all(
+        isinstance(one, (int, float)) and not isinstance(one, bool) and one <= 0 for one in logged
+    )
+    if not numbers:
+        raise InvalidRowError("'target_logprobs' must be a list of numbers, none above 0")
+    if ids is None or len(ids) != len(logged):
+        given = "are missing" if ids is None else f"are {len(ids)}"
+        raise InvalidRowError(f"{len(logged)} 'target_logprobs', but 'target_ids' {given}")
+    return tuple(map(float, logged))
 
 
 def id_of(value: object, key: str) -> str:

@@ -25,6 +25,16 @@ class Row:
     target_ids: tuple[int, ...] | None = None
     """The target's ids as a model sampled them, where `generate` wrote the file. Tokenizing the
     text again could give others, and would end an answer that the length limit cut."""
+    target_logprobs: tuple[float, ...] | None = None
+    """ln of the probability each of `target_ids` had where it was sampled, where that was logged:
+    nats, after the sampling settings."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text, for people to read."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,4 @@ def overlap(train: Iterable[Row], held_out: Iterable[Row]) -> int:
 
 def normalised(row: Row) -> str:
     """Reduce a prompt to what makes it the same prompt: its words, whatever case and blanks."""
-    if isinstance(row.prompt, str):
-        text = row.prompt
-    else:
-        text = "\n".join(f"{m['role']}: {m['content']}" for m in row.prompt)
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(unicodedata.normalize("NFKC", row.text).casefold().split())

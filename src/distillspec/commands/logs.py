@@ -1,0 +1,50 @@
+"""The log of a server, read as outputs to judge a draft by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distillspec.commands.pairs import examples
+from distillspec.errors import UserError
+from distillspec.math.rules import Rule
+from distillspec.models.text import Tokenizer
+from distillspec.studies.outputs import LoggedOutputs
+from distillspec.tasks import Row
+
+
+def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule) -> LoggedOutputs:
+    """Make ids of a log's prompts and answers.
+
+    Answers logged as text are tokenized anew and end with the end-of-sequence token, which may
+    differ from what was sampled; ids do not.
+
+    Raises:
+        UserError: naming the row that lacks an answer, or what the rule needs of it.
+    """
+    asked = examples(tokenizer, rows)
+    completions = []
+    for row, example in zip(rows, asked, strict=True):
+        if example.completion is None:
+            raise UserError(f"{row.id}: a log needs the answer: give target_ids, or target")
+        completions.append(example.completion)
+    return LoggedOutputs(
+        prompts=tuple(example.prompt for example in asked),
+        completions=tuple(completions),
+        logprobs=_logprobs(rows) if rule.needs_p else None,
+    )
+
+
+def _logprobs(rows: Sequence[Row]) -> tuple[torch.Tensor, ...]:
+    found = []
+    for row in rows:
+        if row.target_ids is None or row.target_logprobs is None:
+            lacking = "target_ids" if row.target_ids is None else "target_logprobs"
+            raise UserError(
+                f"{row.id}: --rule ratio needs target_ids and target_logprobs of every answer, and "
+                f"{lacking} is missing; log it (generate --logprobs), or give --rule argmax or "
+                "exact-match, which need the ids alone"
+            )
+        found.append(torch.tensor(row.target_logprobs, dtype=torch.float64))
+    return tuple(found)

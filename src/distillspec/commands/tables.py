@@ -1,0 +1,44 @@
+"""Measurements as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Write a measurement as text: its cost, and a line per γ."""
+    cost, alpha = result["cost"], result["alpha"]
+    lines = [
+        f"α {_shown(alpha)} ({result['alpha_estimator']}; rule: {result['rule']}, "
+        f"T = {result['temperature']:g}, {result['prompts']} prompts, {result['tokens']} tokens)",
+        f"target {cost['target_ms']:.1f} ms, draft {cost['draft_ms']:.1f} ms, "
+        f"overhead {cost['overhead_ms']:.1f} ms, c {cost['c']:.3f}; headroom "
+        f"{result['headroom']:.2f}×",
+        f"{'γ':>3}  {'τ forecast':<20} {'τ counted':<20} {'speed-up forecast':<20} measured",
+    ]
+    for row in result["gammas"]:
+        cells = [
+            _shown(row[key]) if key in row else ""
+            for key in ("tau_forecast", "tau_counted", "speedup_forecast", "speedup_measured")
+        ]
+        lines.append(f"{row['gamma']:>3}  " + " ".join(f"{cell:<20}" for cell in cells).rstrip())
+    return "\n".join(lines)
+
+
+def difference(other: Mapping[str, Any]) -> str:
+    """Write one draft against another as a line."""
+    alpha, tau = other["alpha_difference"], other["tau_difference"]
+    return (
+        f"{other['draft']} against {other['against']}, paired: Δα {_signed(alpha)}, "
+        f"Δτ {_signed(tau)} at γ = {other['gamma']}; τ better on {other['improved']} prompts, "
+        f"worse on {other['worsened']}"
+    )
+
+
+def _signed(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
+
+
+def _shown(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

@@ -1,0 +1,150 @@
+"""Drafts against each other on the same target outputs: every difference is paired by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distillspec.studies.breakdown import calls
+from distillspec.studies.clock import Run
+from distillspec.studies.estimates import Estimate, estimate, ratio_difference
+from distillspec.studies.outputs import Scores
+
+WORST = 10
+"""Prompts that got worse which are named, the worst first."""
+
+
+class Comparison(TypedDict):
+    """One draft against another on the same target outputs, first minus second."""
+
+    alpha_difference: Estimate
+    tau_difference: Estimate
+    gamma: int
+
+
+class WorseRow(TypedDict):
+    """A prompt on which the draft does worse than the one it is held against."""
+
+    id: str
+    domain: str | None
+    tau: float
+    tau_against: float
+
+
+class DomainDifference(TypedDict):
+    """One kind of prompt."""
+
+    domain: str
+    prompts: int
+    alpha_difference: Estimate
+    tau_difference: Estimate
+
+
+class Against(Comparison):
+    """The same, prompt by prompt."""
+
+    draft: str
+    against: str
+    speedup_difference: Estimate | None
+    by_domain: list[DomainDifference]
+    improved: int
+    equal: int
+    worsened: int
+    worse: list[WorseRow]
+
+
+class PromptName(TypedDict):
+    """What a prompt is called."""
+
+    id: str
+    domain: str | None
+
+
+def compare(first: Scores, second: Scores, gamma: int) -> Comparison:
+    """Estimate the paired differences in α and in τ at γ of two drafts."""
+    return _difference(first, second, gamma, np.ones(len(first.lengths), dtype=bool))
+
+
+def against(
+    drafts: tuple[str, str],
+    scores: tuple[Scores, Scores],
+    gamma: int,
+    prompts: Sequence[PromptName],
+    runs: tuple[Sequence[Run], Sequence[Run], Sequence[Run]] | None,
+) -> Against:
+    """Hold one draft against another, prompt by prompt.
+
+    Args:
+        drafts: Names of the draft and of the one it is held against.
+        scores: Theirs, on the same outputs.
+        gamma: Of τ, for both.
+        prompts: What the prompts are called.
+        runs: On the same prompts, of the draft, of the other and of the target alone, each draft
+            at its own γ; None where none ran.
+    """
+    first, second = scores
+    tau = [one.lengths / calls(one, gamma)[0] for one in scores]
+    change = tau[0] - tau[1]
+    worse = [i for i in np.argsort(change) if change[i] < -_ROUNDING]
+    domains = sorted({one["domain"] for one in prompts if one["domain"] is not None})
+    by_domain = []
+    for domain in domains if len(domains) > 1 else []:
+        inside = np.array([one["domain"] == domain for one in prompts])
+        found = _difference(first, second, gamma, inside)
+        by_domain.append(
+            DomainDifference(
+                domain=domain,
+                prompts=int(inside.sum()),
+                alpha_difference=found["alpha_difference"],
+                tau_difference=found["tau_difference"],
+            )
+        )
+    return Against(
+        draft=drafts[0],
+        against=drafts[1],
+        **compare(first, second, gamma),
+        speedup_difference=None if runs is None else _speedup_difference(*runs),
+        by_domain=by_domain,
+        improved=int((change > _ROUNDING).sum()),
+        equal=int((np.abs(change) <= _ROUNDING).sum()),
+        worsened=len(worse),
+        worse=[
+            WorseRow(
+                id=prompts[i]["id"],
+                domain=prompts[i]["domain"],
+                tau=float(tau[0][i]),
+                tau_against=float(tau[1][i]),
+            )
+            for i in worse[:WORST]
+        ],
+    )
+
+
+_ROUNDING = 1e-9
+
+
+def _difference(first: Scores, second: Scores, gamma: int, inside: NDArray[np.bool_]) -> Comparison:
+    lengths = first.lengths[inside]
+    alphas = (first.alpha_sums[inside], second.alpha_sums[inside])
+    taus = (calls(first, gamma)[0][inside], calls(second, gamma)[0][inside])
+    return Comparison(
+        alpha_difference=ratio_difference(alphas, (lengths, lengths)),
+        tau_difference=ratio_difference((lengths, lengths), taus),
+        gamma=gamma,
+    )
+
+
+def _speedup_difference(
+    first: Sequence[Run], second: Sequence[Run], plain: Sequence[Run]
+) -> Estimate:
+    """Estimate the difference of two speed-ups over the same runs of the target alone."""
+    columns = [
+        [value for run in runs for value in (len(run.output.ids), run.seconds)]
+        for runs in zip(first, second, plain, strict=True)
+    ]
+    return estimate(
+        lambda s: (s[:, 0] / s[:, 1] - s[:, 2] / s[:, 3]) / (s[:, 4] / s[:, 5]), columns
+    )

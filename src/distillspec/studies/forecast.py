@@ -1,0 +1,166 @@
+"""The forecast of one draft: its scores and a cost, put together for every γ and batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distillspec.math.forecast import (
+    Cost,
+    best_gamma,
+    block_efficiency_iid,
+    break_even_alpha,
+    headroom,
+    needed_alpha,
+    speedup,
+)
+from distillspec.math.rules import Rule
+from distillspec.studies.answer import (
+    BatchGammaRow,
+    BatchRow,
+    CostRow,
+    GammaRow,
+    Measurement,
+    NeededRow,
+    Overview,
+    Ran,
+    verdict,
+)
+from distillspec.studies.breakdown import by_context, by_domain, by_position, calls
+from distillspec.studies.estimates import Estimate, estimate, ratio
+from distillspec.studies.outputs import Scores
+
+WANTED = (1.0, 1.2, 1.5, 2.0)
+"""Speed-ups of which it is said what α they need."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is known of the prompts of some outputs beside their ids."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each."""
+    domains: tuple[str | None, ...]
+    """What kind each is of."""
+
+
+def forecast(
+    scores: Scores,
+    prompts: Prompts,
+    rule: Rule,
+    costs: Mapping[int, Cost],
+    gammas: Sequence[int],
+    *,
+    ran: Mapping[int, Ran] | None = None,
+    clocked: int = 0,
+) -> Measurement:
+    """Put the scores and the cost of one draft together, with what its runs brought.
+
+    Args:
+        scores: Of the draft.
+        prompts: On which it was scored.
+        rule: That is served.
+        costs: By batch size, 1 among them.
+        gammas: The γ to forecast, ascending.
+        ran: What the engine brought, by γ; None where it ran nowhere.
+        clocked: On how many prompts it ran.
+    """
+    alpha = ratio(scores.alpha_sums, scores.lengths)
+    expected = {gamma: calls(scores, gamma)[0] for gamma in gammas}
+    cost = costs[1]
+    rows = [
+        GammaRow(
+            **_overview(gamma, alpha["value"], scores, expected[gamma], cost),
+            **((ran or {}).get(gamma) or Ran()),
+        )
+        for gamma in gammas
+    ]
+    best = best_gamma({row["gamma"]: row["tau_forecast"]["value"] for row in rows}, cost)
+    break_even = break_even_alpha(cost, gammas)
+    batches = [_batch(size, costs[size], scores, expected) for size in sorted(costs)]
+    return Measurement(
+        alpha=alpha,
+        alpha_estimator=scores.estimator,
+        alpha_ratio=ratio([float(one.sum()) for one in scores.ratios], scores.lengths),
+        rule=rule.name,
+        suits=rule.suits,
+        temperature=rule.sampling.temperature,
+        prompts=len(scores.lengths),
+        tokens=int(scores.lengths.sum()),
+        gammas=rows,
+        cost=_cost_row(cost),
+        alpha_needed=needed(cost, gammas),
+        best_gamma=best,
+        break_even_alpha=break_even,
+        headroom=headroom(cost, gammas),
+        by_position=by_position(scores, best),
+        by_context=by_context(scores, prompts.lengths),
+        by_domain=by_domain(scores, best, prompts.domains),
+        batches=batches,
+        verdict=verdict(
+            rows,
+            best,
+            alpha["value"],
+            break_even,
+            prompts=clocked if ran else len(scores.lengths),
+            batches=[row for row in batches if row["batch_size"] > 1],
+        ),
+    )
+
+
+def needed(cost: Cost, gammas: Sequence[int]) -> list[NeededRow]:
+    """Say what acceptance rate a draft of this cost would need for some speed-ups."""
+    return [
+        NeededRow(speedup=factor, alpha=needed_alpha(cost, gammas, factor)) for factor in WANTED
+    ]
+
+
+def _overview(
+    gamma: int, alpha: float, scores: Scores, expected: NDArray[np.float64], cost: Cost
+) -> Overview:
+    return Overview(
+        gamma=gamma,
+        tau_forecast=ratio(scores.lengths, expected),
+        tau_iid=block_efficiency_iid(alpha, gamma),
+        speedup_forecast=_gain(gamma, scores, expected, cost),
+    )
+
+
+def _gain(gamma: int, scores: Scores, expected: NDArray[np.float64], cost: Cost) -> Estimate:
+    factor = speedup(1.0, gamma, cost)
+    columns = np.stack([scores.lengths, expected], axis=1)
+    return estimate(lambda s: factor * s[:, 0] / s[:, 1], columns)
+
+
+def _batch(
+    size: int, cost: Cost, scores: Scores, expected: Mapping[int, NDArray[np.float64]]
+) -> BatchRow:
+    total = float(scores.lengths.sum())
+    gammas = list(expected)
+    return BatchRow(
+        batch_size=size,
+        cost=_cost_row(cost),
+        gammas=[
+            BatchGammaRow(gamma=gamma, speedup_forecast=_gain(gamma, scores, of_gamma, cost))
+            for gamma, of_gamma in expected.items()
+        ],
+        best_gamma=best_gamma(
+            {gamma: total / float(of_gamma.sum()) for gamma, of_gamma in expected.items()}, cost
+        ),
+        break_even_alpha=break_even_alpha(cost, gammas),
+        headroom=headroom(cost, gammas),
+    )
+
+
+def _cost_row(cost: Cost) -> CostRow:
+    return CostRow(
+        target_ms=1e3 * cost.target[0],
+        draft_ms=1e3 * cost.draft,
+        overhead_ms=1e3 * cost.overhead,
+        overhead_plain_ms=1e3 * (cost.block(0) - cost.target[0]),
+        c=cost.c,
+        target_ms_by_tokens=[1e3 * seconds for seconds in cost.target],
+    )
