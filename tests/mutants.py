@@ -389,9 +389,9 @@ MUTANTS = (
     ),
     Mutant(
         "the target's token counts as the draft's",
-        blocks.Block.origin,
-        "position < self.accepted[i]",
-        "position <= self.accepted[i]",
+        blocks.Block.roles,
+        "position < accepted",
+        "position <= accepted",
         (checks.check_stop_offsets, checks.check_hostile_draft),
     ),
     Mutant(

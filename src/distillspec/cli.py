@@ -3,7 +3,7 @@
     distillspec VERB [flags]
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 2 a user's error told
-in one line, 130 interrupted. The functions are imported when their verb is called, because torch
+in one line, 3 done but a demand such as --min-speedup was not met, 130 interrupted. The functions are imported when their verb is called, because torch
 takes seconds to import and `--help` must not.
 """
 
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> int:
     print(module.tell(result), file=sys.stderr if parsed.json else sys.stdout)
     if parsed.json:
         print(json.dumps(result, allow_nan=False))
-    return 0
+    return 3 if result.get("unmet") else 0
 
 
 def _overview() -> str:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distillspec.commands.pairs import (
     answer_all,
     at_least,
@@ -14,8 +16,11 @@ from distillspec.commands.pairs import (
     rows_of,
 )
 from distillspec.commands.settings import Generate
+from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
+from distillspec.studies.outputs import logprobs
 from distillspec.studies.store import write_text
 
 
@@ -34,6 +39,7 @@ def run(settings: Generate) -> dict[str, Any]:
             **({"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}),
             "target": target.tokenizer.decode(output.ids),
             "target_ids": output.ids,
+            **_logprobs(target, output, sampling, wanted=settings.logprobs),
             "finish_reason": output.finish_reason,
         }
         for row, output in zip(rows, outputs, strict=True)
@@ -45,6 +51,15 @@ def run(settings: Generate) -> dict[str, Any]:
         "tokens": sum(len(output.ids) for output in outputs),
         "stopped": sum(output.finish_reason == "stop" for output in outputs),
     }
+
+
+def _logprobs(
+    target: TransformersModel, output: Output, sampling: Sampling, *, wanted: bool
+) -> dict[str, list[float]]:
+    if not wanted:
+        return {}
+    found = logprobs(target, output.states, torch.tensor(output.ids), sampling)
+    return {"target_logprobs": found.tolist()}
 
 
 def _make_way(out: Path) -> None:

@@ -123,6 +123,8 @@ class Generate:
     """Prompt file or task."""
     out: Path
     """JSONL file to write: prompt, target, and the target's ids as sampled."""
+    logprobs: bool = False
+    """Write target_logprobs too: with them `measure --outputs` needs no target."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy (the paper samples its data at 1)."""
     top_k: int | None = None

@@ -107,8 +107,9 @@ class Block:
         """Return how each token of the block's i-th row came about."""
         accepted, drafted = self.accepted[i], self.drafted[i]
         own: Role = "target" if not drafted else "bonus" if accepted == drafted else "correction"
-        drafted_roles: tuple[Role, ...] = ("accepted",) * accepted
-        return drafted_roles + (own,) * (len(self.ids[i]) - accepted)
+        return tuple(
+            "accepted" if position < accepted else own for position in range(len(self.ids[i]))
+        )
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,18 @@ def teacher_forced(
 
 
 @torch.inference_mode()
+def logprobs(
+    target: LanguageModel, states: Tensor, completion: Tensor, sampling: Sampling
+) -> Tensor:
+    """Return float64 [L]: ln p of each completion token, at the sampler, from its [L, H] state."""
+    found = torch.empty(len(completion), dtype=torch.float64)
+    for rows in torch.split(torch.arange(len(completion)), ROWS):
+        p = sampling.probabilities(target.head(states[rows]))  # [n, V]
+        found[rows] = p.gather(1, completion[rows, None].to(p.device))[:, 0].double().log().cpu()
+    return found.clamp(max=0)  # a probability may round to a little above 1
+
+
+@torch.inference_mode()
 def score(
     target: LanguageModel,
     draft: LanguageModel,
