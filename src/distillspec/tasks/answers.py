@@ -20,6 +20,11 @@ _STATED = re.compile(r"\banswer\s*(?:\([^)\n]*\)\s*)?(?:is|:|=)\s*:?\s*", re.IGN
 _GIVEN = re.compile(r"^\s*A:\s*(?=[-$.\d])", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
 _OPTION = re.compile(r"^\(([A-Z])\)[ \t]*(.+)$", re.MULTILINE)
+_LETTERS = (
+    re.compile(r"(?:(?:option|choice)\s+)?\((?P<letter>[A-Z])\)", re.IGNORECASE),
+    re.compile(r"(?:(?:[Oo]ption|[Cc]hoice)\s+)?(?P<letter>[A-Z])(?:[).:,]|\s*$)"),
+)
+_SEVERAL = re.compile(r"\([A-Z]\)\s*(?:or|and|,|/)\s*\([A-Z]\)", re.IGNORECASE)
 _CHOICES = (("true", "false"), ("yes", "no"), ("valid", "invalid"))
 
 
@@ -101,33 +106,41 @@ def agrees(text: str, gold: str, choices: Mapping[str, str]) -> bool:
         gold: the reference.
         choices: the question's options by letter; empty where it has none.
     """
-    clauses = _clauses(text)
-    return any(_same(clause, gold.strip(), choices) for clause in clauses)
+    stated, clauses = _clauses(text)
+    return any(_same(clause, gold.strip(), choices, stated) for clause in clauses)
 
 
-def _clauses(text: str) -> list[str]:
-    """What a text may state as its answer, most likely first; all of them readings of one place."""
+def _clauses(text: str) -> tuple[bool, list[str]]:
+    """What a text may state as its answer, and whether it says that this is the answer.
+
+    The readings are all of one place: the line after the last "answer is" and its first sentence,
+    or the last line, its last word, and the text as a whole.
+    """
     for match in reversed(list(_STATED.finditer(text))):
         line = text[match.end() :].strip().partition("\n")[0]
         if line:
-            return [line, _SENTENCE_END.split(line, maxsplit=1)[0]]
-    lines = text.strip().splitlines()
-    return [lines[-1], text] if lines else []
+            return True, [line, _SENTENCE_END.split(line, maxsplit=1)[0]]
+    if not text.strip():
+        return False, []
+    line = text.strip().splitlines()[-1]
+    return False, [line, line.split()[-1], text]
 
 
-def _same(clause: str, gold: str, choices: Mapping[str, str]) -> bool:
+def _same(clause: str, gold: str, choices: Mapping[str, str], stated: bool) -> bool:
+    """Compare one reading; where nothing was stated, a mention inside a sentence is no answer."""
     if _words(clause) == _words(gold):
         return True
     letter = gold[1] if re.fullmatch(r"\([A-Z]\)", gold) else _letter_by_text(gold, choices)
     if letter is not None:
-        return _letter(clause, choices) == letter
+        return _letter(clause, choices, stated) == letter
     if not gold.strip("()[]{}<> "):
         return re.sub(r"\s", "", _cleaned(clause)) == re.sub(r"\s", "", gold)
     for pair in _CHOICES:
         if gold.casefold() in pair:
-            return _choice(clause, pair) == gold.casefold()
+            return _choice(clause, pair, stated) == gold.casefold()
     if _NUMBER.fullmatch(gold):
-        return _number_of(clause) == _numbers(gold)[0]
+        number = _number_of(clause) if stated or _NUMBER.fullmatch(_cleaned(clause)) else None
+        return number == _numbers(gold)[0]
     return False
 
 
@@ -142,15 +155,15 @@ def _words(text: str) -> str:
     return " ".join(_cleaned(text).replace(",", " ").casefold().split())
 
 
-def _letter(clause: str, choices: Mapping[str, str]) -> str | None:
+def _letter(clause: str, choices: Mapping[str, str], stated: bool) -> str | None:
     clause = _cleaned(clause)
-    start = re.match(r"(?:(?:option|choice)\s+)?\(([A-Za-z])\)", clause, re.IGNORECASE)
-    if start is not None:
-        return start[1].upper()
-    bare = re.match(r"(?:(?:option|choice)\s+)?([A-Z])(?:[).:,]|\s*$)", clause, re.IGNORECASE)
-    if bare is not None and bare[1].isupper():
-        return bare[1]
-    named: set[str] = set(re.findall(r"\(([A-Z])\)", clause))
+    if _SEVERAL.match(clause):
+        return None
+    for form in _LETTERS:
+        start = form.match(clause)
+        if start is not None:
+            return str(start["letter"]).upper()
+    named: set[str] = set(re.findall(r"\(([A-Z])\)", clause)) if stated else set()
     return named.pop() if len(named) == 1 else _letter_by_text(clause, choices)
 
 
@@ -159,10 +172,12 @@ def _letter_by_text(text: str, choices: Mapping[str, str]) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def _choice(clause: str, pair: tuple[str, str]) -> str | None:
+def _choice(clause: str, pair: tuple[str, str], stated: bool) -> str | None:
     """Read one of two words: the first word of the clause, or the only one of the two in it."""
-    words = re.findall(r"[^\W\d_]+", clause.casefold())
-    if words and words[0] in pair:
+    words: list[str] = re.findall(r"[^\W\d_]+", clause.casefold())
+    if "or" in words and set(pair) <= set(words):
+        return None
+    if words and (words[0] in pair or not stated):
         return words[0]
     named = {
         pair[1 - pair.index(word)] if before == "not" else word

@@ -6,25 +6,34 @@ the result is computed anew, and a wrong one is replaced wherever it stands late
 that the final answer follows: Wei et al. carry results on "via string matching" too.
 
 Left alone: a result that is the exact value rounded to its own digits (200/3 = 67), percentages
-(12/50 = 24%), and whatever is not +, -, *, / and brackets on plain numbers. An equation whose
-beginning was cut off by words ("3 apples + 2 * 4 = 11") is not one.
+(12/50 = 24%, 1.2 * 100% = 120), dollars given in cents ($0.25 * 10 = 250), mixed numbers (17/3 = 5 and 2/3), a
+quotient of a fraction, which can be read in two ways (3 / 1/4), an equation whose beginning words
+cut off ("3 apples + 2 * 4 = 11"), and whatever is not +, -, *, / and brackets on plain numbers.
 """
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-_OPERATOR = r"(?:[-+*/×÷]|x(?=[\s\d$(]))"
+_OPERATOR = r"(?:[-+*/×÷\u2013\u2212]|x(?=[\s\d$(]))"
 _BARE = (
     rf"(?P<bare>\(*\$?{_NUMBER}%?(?:[)\s]*{_OPERATOR}[(\s]*\$?{_NUMBER}%?)+[)\s]*)"
-    rf"=(?P<equals>\s*-?\$?)(?P<result>{_NUMBER})(?![\d.,:]*\d|%|\s*{_OPERATOR}\s*[\d$(])"
+    rf"=(?P<equals>\s*-?\$?)(?P<result>{_NUMBER})(?![\d.,:]*\d|%|\s*{_OPERATOR}\s*[\d$(]|\s+and\s+\(?\d)"
 )
 _MARK = rf"<<(?P<marked>[^<>=]*)=(?P<claim>[^<>=]*)>>(?P<repeat>{_NUMBER})?"
 _EQUATION = re.compile(f"{_MARK}|{_BARE}")
+_CUT_OFF = re.compile(r"(?:[-+*/×÷\u2013\u2212x^%)$\d]\s*|\band\s+|\d,\s?|\s\.\s*)$")
+_TWO_WAYS = re.compile(rf"{_NUMBER}\s*/\s*\$?{_NUMBER}\s*/")
 _STANDALONE = re.compile(rf"(?<![\w.,]){_NUMBER}(?![\w]|[.,]\d)")
-_TOKEN = re.compile(rf"\s*(?:(?P<number>{_NUMBER})(?P<percent>%?)|(?P<sign>[-+*/×÷x()]))")
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<number>{_NUMBER})(?P<percent>%?)|(?P<sign>[-+*/×÷x()\u2013\u2212]))"
+)
+_NOISE = Fraction(1, 10**9)
+"""Relative: 1.6666666666666665 is what floating point makes of 5/3."""
+_SIGNS = {"×": "*", "x": "*", "÷": "/", "\u2013": "-", "\u2212": "-"}
 _LONGEST = 200
 """Characters of an equation; a longer one is noise, not arithmetic."""
 
@@ -42,10 +51,9 @@ def calculated(text: str) -> str:
     parts: list[str] = []
     for match in _EQUATION.finditer(text):
         parts.append(_carried(text[done : match.start()], right))
-        before = text[: match.start()].rstrip()
         if match["marked"] is not None:
             parts.append(_marked(match, right))
-        elif before and (before[-1] in "-+*/×÷x^%)$" or before[-1].isdigit()):
+        elif _CUT_OFF.search(text[: match.start()]):
             parts.append(_carried(match[0], right))  # the end of a longer expression
         else:
             parts.append(_bare(match, right))
@@ -80,13 +88,19 @@ def _result(expression: str, claim: str, right: dict[str, str]) -> str | None:
     claimed = _plain(claim)
     if value is None or re.fullmatch(rf"-?{_NUMBER}", claimed) is None:
         return None
+    if ("$" in expression or "%" in expression) and Fraction(claimed) == 100 * value:
+        return None
     digits = len(claimed.partition(".")[2])
-    if abs(value - Fraction(claimed)) * 2 * 10**digits <= 1:
+    off = abs(value - Fraction(claimed))
+    if off * 2 * 10**digits <= 1 or off <= abs(value) * _NOISE:
         right.pop(claimed, None)  # from here on this number is a result that holds
         return None
     result = _written(value)
     right.pop(result, None)
-    right[claimed] = result
+    if not claimed.startswith("-"):
+        right[claimed] = result
+    elif result.startswith("-"):  # the sign stays where it is
+        right[claimed[1:]] = result[1:]
     return result
 
 
@@ -102,18 +116,16 @@ def _plain(number: str) -> str:
 
 
 def _written(value: Fraction) -> str:
-    """Write a number as text: exact where six decimals suffice, else rounded to two."""
-    exact = value * 10**6
-    digits = 6 if exact.denominator == 1 else 2
-    text = f"{round(value * 10**digits)}"
-    sign, text = ("-", text[1:]) if text.startswith("-") else ("", text)
-    text = text.rjust(digits + 1, "0")
-    return (sign + text[:-digits] + "." + text[-digits:]).rstrip("0").rstrip(".")
+    """Write a number as text: to six decimals where they suffice, else to ten."""
+    short = round(value, 6)
+    close = abs(value - short) <= max(abs(value), Fraction(1)) * _NOISE * 100
+    text = f"{Decimal(round((short if close else value) * 10**10)).scaleb(-10):f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _evaluated(expression: str) -> Fraction | None:
     """Compute an expression exactly; None where it is none, or divides by zero."""
-    if len(expression) > _LONGEST:
+    if len(expression) > _LONGEST or _TWO_WAYS.search(expression):
         return None
     tokens: list[Fraction | str] = []
     position = 0
@@ -123,7 +135,7 @@ def _evaluated(expression: str) -> Fraction | None:
         if match is None:
             return None
         if match["number"] is None:
-            tokens.append({"×": "*", "x": "*", "÷": "/"}.get(match["sign"], match["sign"]))
+            tokens.append(_SIGNS.get(match["sign"], match["sign"]))
         else:
             number = Fraction(_plain(match["number"]))
             tokens.append(number / 100 if match["percent"] else number)
