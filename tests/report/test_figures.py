@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from distillspec.report import figures
-from distillspec.report.results import measurements, trainings
+from distillspec.report.drafts import Examples
+from distillspec.report.results import measurements
 from distillspec.studies.store import read_run
-from report_runs import create, measurement
+from report_runs import full_measurement, measurement
 
 Store = Callable[[dict[str, Any]], Path]
 
@@ -64,71 +63,55 @@ def test_bars_are_as_long_as_the_measured_speedups(demo: Path) -> None:
     assert [tick.get_text() for tick in axes.get_yticklabels()][-1] == "after, γ = 2, T = 1"
 
 
-def test_training_is_drawn_over_steps_and_over_seconds(distilled: Path) -> None:
-    runs = trainings(read_run(distilled))
-    for over, label in (("step", "optimizer steps"), ("seconds", "seconds of training")):
-        figure = figures.training_curves(runs, over)
-        names = [axes.get_ylabel().splitlines()[0] for axes in figure.axes]
-        assert names == ["acceptance α", "block efficiency τ", "loss (nats)"]
-        assert figure.axes[-1].get_xlabel() == label
-        alpha, tau, loss = figure.axes
-        assert list(alpha.lines[0].get_ydata()) == list(runs[0].alpha.value)
-        assert list(alpha.lines[1].get_ydata()) == list(runs[0].held_out_alpha.value)
-        assert list(tau.lines[0].get_ydata()) == list(runs[0].held_out_tau.value)
-        assert list(loss.lines[0].get_xdata()) == list(getattr(runs[0].loss, over))
-    assert "held-out" in labels(figure)
+def test_a_speedup_line_a_batch_size_and_the_clock_on_batch_one(measured: Store) -> None:
+    (one,) = measurements(read_run(measured(full_measurement(0.4))))
+    figure = figures.speedup_by_gamma([one])
+    (axes,) = figure.axes
+    drawn = [list(line.get_ydata()) for line in axes.lines]
+    for batch in one.batches:
+        assert [at.forecast.value for at in batch.gammas] in drawn
+    assert one.best.speedup_measured is not None
+    assert [one.best.speedup_measured.value] in drawn
+    assert axes.get_title() == ""
+    assert axes.get_title("left") == "measure"
+    legend = "batch 1, forecast | batch 4, forecast | batch 16, forecast | measured"
+    assert labels(figure) == legend
 
 
-def test_panels_without_a_number_are_left_out(demo: Path) -> None:
-    figure = figures.training_curves(trainings(read_run(demo)), "step")
-    names = [axes.get_ylabel().splitlines()[0] for axes in figure.axes]
-    assert names == ["acceptance α", "loss (nats)"]
-    assert labels(figure) == "sft | after | control"
-    with pytest.raises(ValueError, match="no training run"):
-        figures.training_curves([], "step")
+def test_speedups_at_batch_one_alone_share_a_panel(demo: Path) -> None:
+    measured = [one for one in measurements(read_run(demo)) if one.temperature == 1.0]
+    figure = figures.speedup_by_gamma(measured)
+    (axes,) = figure.axes
+    drawn = [list(line.get_ydata()) for line in axes.lines]
+    for one in measured:
+        assert [point.speedup_forecast.value for point in one.points] in drawn
+    assert labels(figure).startswith("before, forecast | control, forecast | after, forecast")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("before", "control", "after"), ("sft", "after", "control"), ("a", "b", "c", "d", "after")],
-)
-def test_no_two_series_look_alike(names: tuple[str, ...]) -> None:
-    looks = figures._looks(names)
-    assert len({look.color for look in looks}) == len(names)
-    assert len({look.marker for look in looks}) == len(names)
-
-
-def test_an_svg_is_whole_and_always_the_same(demo: Path) -> None:
-    measured = measurements(read_run(demo))
-    first = figures.speedup_bars(measured)
-    second = figures.speedup_bars(measured)
-    assert first is not None
-    assert second is not None
-    drawing = figures.svg(first)
-    ET.fromstring(drawing)
-    assert drawing == figures.svg(second)
-    assert "speed-up over the target alone" in drawing  # text stays text
-    assert re.search(r"<dc:date>", drawing) is None
-
-
-def test_a_saved_picture_is_a_png_on_white_ground(demo: Path, tmp_path: Path) -> None:
-    figure = figures.speedup_bars(measurements(read_run(demo)))
+def test_acceptance_by_place_shows_positions_and_contexts(measured: Store) -> None:
+    found = measurements(read_run(measured(full_measurement(0.4))))
+    figure = figures.acceptance_by_place(found)
     assert figure is not None
-    drawing, picture = figures.save(figure, figures.svg(figure), tmp_path, "bars")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert drawing.read_text().rstrip().endswith("</svg>")
-    assert figure.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+    places, contexts = figure.axes
+    assert list(places.lines[0].get_ydata()) == [0.4] * 4
+    assert list(places.lines[0].get_xdata()) == [1, 2, 3, 4]
+    assert list(contexts.lines[0].get_ydata()) == [0.45, 0.4, 0.38]
+    ticks = [tick.get_text() for tick in contexts.get_xticklabels()]
+    assert ticks == ["0–63", "64–127", "128–255"]
 
 
-def test_a_high_start_does_not_flatten_the_loss(tmp_path: Path) -> None:
-    """A real first step at 50 nats left all later ones on the axis, as if nothing were learnt."""
-    run = create(tmp_path / "t", "sft")
-    for step, loss in enumerate((50.0, 11.0, 9.0, 8.0), start=1):
-        run.log({"step": step, "seconds": step, "loss": loss, "tokens": 1})
-    (axes,) = figures.training_curves(trainings(read_run(run.folder)), "step").axes
-    assert axes.get_yscale() == "log"
+def test_acceptance_by_place_needs_a_place(demo: Path) -> None:
+    assert figures.acceptance_by_place(measurements(read_run(demo))) is None
 
 
-def test_a_gentle_loss_keeps_a_linear_scale(distilled: Path) -> None:
-    figure = figures.training_curves(trainings(read_run(distilled)), "step")
-    assert figure.axes[-1].get_yscale() == "linear"
+def test_every_drafts_prompts_are_sorted_by_their_own_tau() -> None:
+    found = [
+        Examples("raw", 2, {"a": 1.5, "b": 1.0, "c": 2.0}),
+        Examples("new", 2, {"a": 1.2, "b": 3.0, "c": 1.1}),
+    ]
+    figure = figures.sorted_taus(found)
+    lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    assert lines[:2] == [[1.0, 1.5, 2.0], [1.1, 1.2, 3.0]]
+    assert labels(figure) == "raw, γ = 2 | new, γ = 2"
+    with pytest.raises(ValueError, match="no draft"):
+        figures.sorted_taus([])

@@ -52,8 +52,12 @@ def test_a_demo_gives_every_figure_and_a_page(demo: Path, written: list[Path]) -
         "index.html",
         "speedup.svg",
         "speedup.png",
+        "speedup-t0.svg",
+        "speedup-t0.png",
         "tau-t0.svg",
         "tau-t0.png",
+        "speedup-t1.svg",
+        "speedup-t1.png",
         "tau-t1.svg",
         "tau-t1.png",
         "training-steps.svg",
@@ -80,7 +84,7 @@ def test_the_page_stands_alone(written: list[Path]) -> None:
     assert {link[1:] for link in found.links} <= set(found.ids)
     used = set(re.findall(r"url\(#([^)]+)\)", page.read_text()))
     assert used <= set(found.ids)
-    assert found.tags.count("svg") == 5
+    assert found.tags.count("svg") == 7
     assert page.stat().st_size < 400_000
 
 
@@ -106,7 +110,13 @@ def test_what_names_hold_is_escaped(tmp_path: Path) -> None:
 def test_a_measurement_alone_makes_a_page(measured: Store, tmp_path: Path) -> None:
     folder = measured(measurement(0.3, ran=False))
     paths = report(folder, tmp_path / "elsewhere" / "deep")
-    assert [path.name for path in paths] == ["index.html", "tau-t1.svg", "tau-t1.png"]
+    assert [path.name for path in paths] == [
+        "index.html",
+        "speedup-t1.svg",
+        "speedup-t1.png",
+        "tau-t1.svg",
+        "tau-t1.png",
+    ]
     page = paths[0].read_text()
     assert "not measured" in page
     assert "against the control" not in page
@@ -144,5 +154,5 @@ def test_a_damaged_comparison_is_said(tmp_path: Path) -> None:
     run = create(tmp_path / "d", "demo")
     stages = {stage: [measurement(0.3)] for stage in ("before", "control", "after")}
     run.write_json("result.json", {**stages, "comparison": {"alpha_difference": []}})
-    with pytest.raises(UserError, match="comparison is damaged"):
+    with pytest.raises(UserError, match="comparison is not a demo's, it is damaged"):
         report(run.folder)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from distillspec.errors import UserError
-from distillspec.report.results import measurements, trainings
+from distillspec.report.results import measurements
 from distillspec.studies.store import read_run
-from report_runs import create, log_training, measurement
+from report_runs import create, full_measurement, measurement
 
 Store = Callable[[dict[str, Any]], Path]
 
 
 def test_a_measurement_is_read_field_by_field(measured: Store) -> None:
     (one,) = measurements(read_run(measured(measurement(0.35))))
-    assert (one.stage, one.temperature, one.prompts, one.tokens) == ("measure", 1.0, 48, 3072)
+    assert (one.name, one.temperature, one.prompts, one.tokens) == ("measure", 1.0, 48, 3072)
     assert one.alpha == pytest.approx((0.35, 0.33, 0.37))
     assert [point.gamma for point in one.points] == list(range(1, 9))
     assert one.best.gamma == 2
@@ -29,10 +29,9 @@ def test_a_measurement_is_read_field_by_field(measured: Store) -> None:
 
 
 def test_a_demo_has_three_stages_at_each_temperature(demo: Path) -> None:
-    found = [(one.stage, one.temperature) for one in measurements(read_run(demo))]
+    found = [(one.name, one.temperature) for one in measurements(read_run(demo))]
     stages = ("before", "control", "after")
     assert found == [(stage, t) for stage in stages for t in (0.0, 1.0)]
-    assert [one.name for one in trainings(read_run(demo))] == ["sft", "after", "control"]
 
 
 def test_gammas_are_put_in_order(measured: Store) -> None:
@@ -73,66 +72,56 @@ def test_a_best_gamma_that_was_not_measured_is_an_error(tmp_path: Path) -> None:
         measurements(read_run(run.folder))
 
 
-def test_curves_are_ratios_of_sums(tmp_path: Path) -> None:
-    """The mean of 1/10 and 90/100 is 0.5, but 91 of 110 tokens were accepted."""
-    run = create(tmp_path / "t", "distill")
-    for step in range(1, 121):
-        counts = {"alpha_sum": 90, "alpha_count": 100}
-        if step % 2:
-            counts = {"alpha_sum": 1, "alpha_count": 10}
-        run.log({"step": step, "seconds": step, "loss": 1.0, "tokens": 5, **counts})
-    (one,) = trainings(read_run(run.folder))
-    assert len(one.alpha.value) == 60
-    assert one.alpha.value == pytest.approx([91 / 110] * 60)
-    assert one.alpha.step[:2] == (2, 4)
-    assert (one.steps, one.tokens, one.duration) == (120, 600, 120.0)
+def test_what_is_taken_today_is_read_field_by_field(measured: Store) -> None:
+    (one,) = measurements(read_run(measured(full_measurement(0.35, domains=("code", "prose")))))
+    assert one.estimator == "expected"
+    assert one.alpha_ratio == pytest.approx((0.354, 0.324, 0.384))
+    assert [(need.speedup, need.alpha) for need in one.needed] == [
+        (1, 0.19),
+        (1.5, 0.71),
+        (2, None),
+    ]
+    assert one.position_gamma == 4
+    assert [at.position for at in one.positions] == [1, 2, 3, 4]
+    assert one.positions[1].judged == pytest.approx(900 * 0.35)
+    assert [(at.start, at.end, at.tokens) for at in one.contexts][0] == (0, 63, 500)
+    assert [domain.name for domain in one.domains] == ["code", "prose"]
+    assert one.domains[1].tau.value == 1.6
+    assert [batch.size for batch in one.batches] == [1, 4, 16]
+    assert one.batches[2].break_even_alpha is None
+    assert one.batches[1].gammas[0].gamma == 1
+    assert one.suits is not None
 
 
-def test_sft_has_a_loss_and_no_acceptance(tmp_path: Path) -> None:
-    run = create(tmp_path / "t", "sft")
-    for step in (1, 2):
-        row = {"step": step, "seconds": step, "loss": 1.0, "tokens": 5}
-        run.log({**row, "alpha_sum": None, "alpha_count": 0})
-    (one,) = trainings(read_run(run.folder))
-    assert one.alpha.value == ()
-    assert one.loss.value == (1.0, 1.0)
+def test_an_earlier_versions_measurement_lacks_what_it_did_not_take(measured: Store) -> None:
+    (one,) = measurements(read_run(measured(measurement(0.35))))
+    assert (one.positions, one.contexts, one.domains, one.batches, one.needed) == ((),) * 5
+    assert one.alpha_ratio is None
+    assert one.suits is None
 
 
-def test_evaluations_are_apart_from_steps(distilled: Path) -> None:
-    (one,) = trainings(read_run(distilled))
-    assert one.held_out_tau.step == (60, 120, 180, 240, 300)
-    assert one.gamma == 2
-    assert len(one.loss.value) == 60
-    assert one.parts == pytest.approx({"rollout": 90.0, "target": 180.0, "draft": 150.0})
+def test_several_drafts_are_measurements_each(measured: Store) -> None:
+    drafts = [{**full_measurement(a), "draft": name} for name, a in (("raw", 0.3), ("new", 0.4))]
+    demands = ["raw: asked for 1.5×.", "new: asked for 1.5×."]
+    drafts[1]["unmet"] = demands[1:]
+    found = measurements(read_run(measured({**drafts[0], "drafts": drafts, "unmet": demands})))
+    assert [(one.name, one.alpha.value) for one in found] == [("raw", 0.3), ("new", 0.4)]
+    assert [one.unmet for one in found] == [(demands[0],), (demands[1],)]
 
 
-def test_stages_in_one_file_are_told_apart(tmp_path: Path) -> None:
-    run = create(tmp_path / "t", "demo")
-    for stage in ("sft", "after"):
-        run.log({"stage": stage, "step": 1, "seconds": 1.0, "loss": 1.0, "tokens": 1})
-    assert [one.name for one in trainings(read_run(run.folder))] == ["sft", "after"]
+def test_several_drafts_of_another_form_are_an_error(measured: Store) -> None:
+    result = {**full_measurement(0.3), "drafts": [full_measurement(0.3)]}
+    with pytest.raises(UserError, match="draft is missing"):
+        measurements(read_run(measured(result)))
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"step": 2, "seconds": 9.0, "tokens": 1}, "lacks 'loss'"),
-        ({"step": 2, "seconds": 9.0, "loss": "x", "tokens": 1}, "not of a training run"),
-        ({"step": 2, "seconds": 0.5, "loss": 1.0, "tokens": 1}, "seconds go backwards"),
-    ],
-)
-def test_a_damaged_row_is_an_error(row: dict[str, Any], message: str, tmp_path: Path) -> None:
-    run = create(tmp_path / "t", "distill")
-    run.log({"step": 1, "seconds": 1.0, "loss": 1.0, "tokens": 1})
-    run.log(row)
-    with pytest.raises(UserError, match=message):
-        trainings(read_run(run.folder))
+def test_no_draft_among_several_is_an_error(measured: Store) -> None:
+    with pytest.raises(UserError, match="not a list of measurements: it is empty"):
+        measurements(read_run(measured({**full_measurement(0.3), "drafts": []})))
 
 
-def test_tau_at_two_gammas_is_an_error(tmp_path: Path) -> None:
-    run = create(tmp_path / "t", "distill")
-    log_training(run, steps=60, start=0.2, end=0.4, evaluate=True)
-    counts = {"alpha_sum": 1, "alpha_count": 2, "tokens": 10, "calls": 8, "gamma": 3}
-    run.log({"step": 60, "seconds": 95.0, "evaluation": counts})
-    with pytest.raises(UserError, match="several γ"):
-        trainings(read_run(run.folder))
+def test_a_position_of_another_form_is_an_error(measured: Store) -> None:
+    result = full_measurement(0.3)
+    del result["by_position"]["positions"][0]["rate"]
+    with pytest.raises(UserError, match="rate is missing"):
+        measurements(read_run(measured(result)))

@@ -1,31 +1,20 @@
-"""What a run directory holds, sorted for drawing. Counts are summed and divided; nothing is added.
+"""Measurements of a run directory, sorted for drawing. Nothing is computed here.
 
 A missing measurement stays missing: it is not drawn, and the page says "not measured".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distillspec.errors import UserError
+from distillspec.report.reading import Interval, interval, maybe, number, reading, text_or_none
 from distillspec.studies.store import StoredRun
 
 STAGES = ("before", "control", "after")
-_POINTS = 60  # more than a figure of a phone's width can show
-
-
-class Interval(NamedTuple):
-    """An estimate with its 95 % interval over prompts."""
-
-    value: float
-    """The estimate."""
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +37,86 @@ class GammaPoint:
     """How far the engine's counts are from their forecast, in standard deviations."""
 
 
+class Position(NamedTuple):
+    """Acceptance at one place of the block."""
+
+    position: int
+    """1 is the first drafted token."""
+    judged: float
+    """Expected number of tokens judged there."""
+    rate: Interval | None
+    """Accepted among judged."""
+
+
+class Context(NamedTuple):
+    """Acceptance at one span of context lengths."""
+
+    start: int
+    """Least tokens before the judged one."""
+    end: int
+    """Most of them."""
+    tokens: int
+    """Tokens the rate was taken on."""
+    alpha: Interval | None
+    """Expected acceptance rate."""
+
+
+class Domain(NamedTuple):
+    """Acceptance on the prompts of one domain."""
+
+    name: str
+    """The domain."""
+    prompts: int
+    """Its prompts."""
+    tokens: int
+    """Target tokens on them."""
+    alpha: Interval
+    """Expected acceptance rate."""
+    tau: Interval
+    """Block efficiency at the best γ."""
+
+
+class BatchGamma(NamedTuple):
+    """One γ at one batch size."""
+
+    gamma: int
+    """Drafted tokens per block."""
+    forecast: Interval
+    """Forecast speed-up."""
+
+
+class Batch(NamedTuple):
+    """The forecast at one batch size."""
+
+    size: int
+    """Sequences decoded at once."""
+    c: float
+    """Cost of a drafted token in target calls."""
+    gammas: tuple[BatchGamma, ...]
+    """By γ, ascending."""
+    best_gamma: int
+    """The γ of the greatest forecast speed-up."""
+    break_even_alpha: float | None
+    """The α below which this draft cannot pay; None if no α pays."""
+    headroom: float
+    """Speed-up of a perfect draft of this cost."""
+
+
+class Needed(NamedTuple):
+    """What a draft of this cost would need."""
+
+    speedup: float
+    """The speed-up asked for."""
+    alpha: float | None
+    """The α that brings it; None if none does."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """One measurement of a pair."""
 
-    stage: str
-    """"before", "control" or "after" in a demo; otherwise the run's folder."""
+    name: str
+    """"before", "control" or "after" in a demo; otherwise the draft, or the run's folder."""
     temperature: float
     """Of the target's sampling."""
     prompts: int
@@ -61,13 +124,19 @@ class Measured:
     tokens: int
     """Target tokens on which α was taken."""
     alpha: Interval
-    """Expected acceptance rate."""
+    """Acceptance rate by `estimator`."""
+    estimator: str
+    """"expected" (both distributions whole) or "ratio" (two probabilities a token)."""
+    alpha_ratio: Interval | None
+    """Acceptance rate by the "ratio" estimator."""
     rule: str
     """Acceptance rule."""
+    suits: str | None
+    """Which divergence suits the rule, where the result says so."""
     points: tuple[GammaPoint, ...]
     """By γ, ascending."""
-    c: float
-    """Cost of a drafted token in target calls."""
+    cost: Mapping[str, float | None]
+    """Milliseconds of a target pass, of a drafted token, of the rest of a block; and c."""
     best_gamma: int
     """The γ of the greatest forecast speed-up."""
     break_even_alpha: float | None
@@ -76,188 +145,151 @@ class Measured:
     """Speed-up of a perfect draft of this cost."""
     verdict: str
     """One sentence."""
+    unmet: tuple[str, ...]
+    """Demands that were not met, a sentence each."""
+    needed: tuple[Needed, ...]
+    """What α a draft of this cost would need."""
+    positions: tuple[Position, ...]
+    """Acceptance by position in the block, at `position_gamma`."""
+    position_gamma: int | None
+    """The γ of `positions`."""
+    contexts: tuple[Context, ...]
+    """Acceptance by context length."""
+    domains: tuple[Domain, ...]
+    """Acceptance by domain; empty where there is one or none."""
+    batches: tuple[Batch, ...]
+    """Forecasts by batch size; empty where batch 1 alone was timed by an earlier version."""
 
     @property
     def best(self) -> GammaPoint:
         """The point at the best γ."""
-        return next(point for point in self.points if point.gamma == self.best_gamma)
+        return self.at(self.best_gamma)
 
-
-@dataclass(frozen=True)
-class Curve:
-    """One quantity over a training run, its points in order."""
-
-    step: tuple[float, ...]
-    """Optimizer steps."""
-    seconds: tuple[float, ...]
-    """Seconds since the run began."""
-    value: tuple[float, ...]
-    """The quantity."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """The metrics of one training run."""
-
-    name: str
-    """Its folder, or the stage its rows name."""
-    alpha: Curve
-    """Expected acceptance on the batches of the steps; empty where no target was asked."""
-    loss: Curve
-    """Loss in nats."""
-    held_out_alpha: Curve
-    """Expected acceptance on held-out prompts, where it was evaluated."""
-    held_out_tau: Curve
-    """Block efficiency on held-out prompts, where it was evaluated."""
-    gamma: int | None
-    """The γ of `held_out_tau`."""
-    steps: int
-    """The last step."""
-    tokens: int
-    """Completion tokens trained on."""
-    duration: float
-    """Seconds."""
-    parts: Mapping[str, float]
-    """Seconds by part, summed."""
+    def at(self, gamma: int) -> GammaPoint:
+        """Return the point at γ."""
+        return next(point for point in self.points if point.gamma == gamma)
 
 
 def measurements(run: StoredRun) -> list[Measured]:
-    """Read every measurement of a run: the one of `measure`, or a demo's lists.
+    """Read every measurement of a run: those of `measure`, or a demo's lists.
 
     Raises:
         UserError: a field that a measurement must have is missing or of another form.
     """
     result = run.result or {}
     path = run.folder / "result.json"
+    if "drafts" in result and "gammas" in result:
+        return _drafts(result, path)
     if "gammas" in result:
-        return [_measured(run.folder.name, result, path, "")]
+        return [measurement(str(result.get("draft") or run.folder.name), result, path, "")]
     return [
-        _measured(stage, one, path, f"{stage}.{index}.")
+        measurement(stage, one, path, f"{stage}.{index}.")
         for stage in STAGES
         for index, one in enumerate(result.get(stage, []))
     ]
 
 
-def trainings(run: StoredRun) -> list[Training]:
-    """Read the training metrics of a run and of the runs within it.
+def measurement(name: str, value: Mapping[str, Any], path: Path, prefix: str) -> Measured:
+    """Read one stored measurement.
+
+    Args:
+        name: What to call the pair.
+        value: As `measure` stored it.
+        path: The file it is from, for errors.
+        prefix: Where in that file, such as "after.0.", or "".
 
     Raises:
-        UserError: a row lacks a field, or its time goes backwards.
+        UserError: a field that a measurement must have is missing or of another form.
     """
-    found = []
-    for one in (run, *run.children):
-        stages: dict[str, list[Mapping[str, Any]]] = {}
-        for row in one.metrics:
-            stages.setdefault(str(row.get("stage", one.folder.name)), []).append(row)
-        path = one.folder / "metrics.jsonl"
-        found += [_training(name, rows, path) for name, rows in stages.items()]
-    return found
-
-
-def _measured(stage: str, value: Mapping[str, Any], path: Path, prefix: str) -> Measured:
-    try:
-        points = sorted(map(_point, value["gammas"]), key=lambda point: point.gamma)
-        break_even = value["break_even_alpha"]
+    with reading(path, prefix, "a measurement", "measure again"):
+        places = value.get("by_position") or {"gamma": None, "positions": []}
         measured = Measured(
-            stage=stage,
+            name=name,
             temperature=float(value["temperature"]),
             prompts=int(value["prompts"]),
             tokens=int(value["tokens"]),
-            alpha=_interval(value["alpha"]),
+            alpha=interval(value["alpha"]),
+            estimator=str(value.get("alpha_estimator", "expected")),
+            alpha_ratio=maybe(value.get("alpha_ratio")),
             rule=str(value["rule"]),
-            points=tuple(points),
-            c=float(value["cost"]["c"]),
+            suits=text_or_none(value.get("suits")),
+            points=tuple(sorted(map(_point, value["gammas"]), key=lambda point: point.gamma)),
+            cost=_cost(value["cost"]),
             best_gamma=int(value["best_gamma"]),
-            break_even_alpha=None if break_even is None else float(break_even),
+            break_even_alpha=number(value["break_even_alpha"]),
             headroom=float(value["headroom"]),
             verdict=str(value["verdict"]),
+            unmet=tuple(str(sentence) for sentence in value.get("unmet", [])),
+            needed=tuple(
+                Needed(float(one["speedup"]), number(one["alpha"]))
+                for one in value.get("alpha_needed", [])
+            ),
+            positions=tuple(
+                Position(int(one["position"]), float(one["judged"]), maybe(one["rate"]))
+                for one in places["positions"]
+            ),
+            position_gamma=None if places["gamma"] is None else int(places["gamma"]),
+            contexts=tuple(
+                Context(int(one["from"]), int(one["to"]), int(one["tokens"]), maybe(one["alpha"]))
+                for one in value.get("by_context") or []
+            ),
+            domains=tuple(_domain(one) for one in value.get("by_domain") or []),
+            batches=tuple(_batch(one) for one in value.get("batches") or []),
         )
-    except KeyError as error:
-        raise UserError(f"{path}: {prefix}{error.args[0]} is missing; measure again") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: {prefix or 'the result'} is not a measurement: {error}"
-        ) from error
     if measured.best_gamma not in [point.gamma for point in measured.points]:
         raise UserError(f"{path}: {prefix}best_gamma is not among the gammas; measure again")
     return measured
 
 
+def _drafts(result: Mapping[str, Any], path: Path) -> list[Measured]:
+    """Read the measurements of several drafts; what is demanded of all stands with the first."""
+    with reading(path, "drafts.", "a list of measurements", "measure again"):
+        named = [(str(one["draft"]), one) for one in result["drafts"]]
+        if not named:
+            raise ValueError("it is empty")
+        demands = tuple(str(sentence) for sentence in result.get("unmet", []))
+    found = [
+        measurement(name, one, path, f"drafts.{index}.") for index, (name, one) in enumerate(named)
+    ]
+    own = {sentence for one in found for sentence in one.unmet}
+    others = tuple(sentence for sentence in demands if sentence not in own)
+    return [replace(found[0], unmet=(*found[0].unmet, *others)), *found[1:]]
+
+
+def rules(measured: Sequence[Measured]) -> str:
+    """Name the acceptance rules of these measurements, for a caption."""
+    return " / ".join(dict.fromkeys(one.rule for one in measured))
+
+
 def _point(row: Mapping[str, Any]) -> GammaPoint:
-    z = row.get("forecast_z")
     return GammaPoint(
         gamma=int(row["gamma"]),
-        tau_forecast=_interval(row["tau_forecast"]),
+        tau_forecast=interval(row["tau_forecast"]),
         tau_iid=float(row["tau_iid"]),
-        speedup_forecast=_interval(row["speedup_forecast"]),
-        tau_counted=_interval(row["tau_counted"]) if "tau_counted" in row else None,
-        speedup_measured=_interval(row["speedup_measured"]) if "speedup_measured" in row else None,
-        forecast_z=None if z is None else float(z),
+        speedup_forecast=interval(row["speedup_forecast"]),
+        tau_counted=maybe(row.get("tau_counted")),
+        speedup_measured=maybe(row.get("speedup_measured")),
+        forecast_z=number(row.get("forecast_z")),
     )
 
 
-def _interval(value: Mapping[str, Any]) -> Interval:
-    return Interval(float(value["value"]), float(value["low"]), float(value["high"]))
+def _cost(row: Mapping[str, Any]) -> dict[str, float | None]:
+    times = {key: number(row.get(key)) for key in ("target_ms", "draft_ms", "overhead_ms")}
+    return {**times, "c": float(row["c"])}
 
 
-def _training(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Training:
-    try:
-        steps = [row for row in rows if "evaluation" not in row]
-        asked = [row for row in steps if row.get("alpha_count")]
-        tests = [row for row in rows if "evaluation" in row]
-        timed = [row for row in tests if "calls" in row["evaluation"]]
-        gammas = {int(row["evaluation"]["gamma"]) for row in timed}
-        seconds = [float(row["seconds"]) for row in rows]
-        parts: dict[str, float] = {}
-        for row in steps:
-            for part, spent in row.get("seconds_by_part", {}).items():
-                parts[part] = parts.get(part, 0.0) + float(spent)
-        training = Training(
-            name=name,
-            alpha=_binned(asked, [(float(r["alpha_sum"]), float(r["alpha_count"])) for r in asked]),
-            loss=_binned(steps, [(float(row["loss"]), 1.0) for row in steps]),
-            held_out_alpha=_curve(tests, "alpha_sum", "alpha_count"),
-            held_out_tau=_curve(timed, "tokens", "calls"),
-            gamma=gammas.pop() if len(gammas) == 1 else None,
-            steps=max(int(row["step"]) for row in rows),
-            tokens=sum(int(row["tokens"]) for row in steps),
-            duration=seconds[-1],
-            parts=parts,
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: a row lacks {error.args[0]!r}; see distillspec train") from error
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: a row is not of a training run: {error}") from error
-    if gammas or seconds != sorted(seconds):
-        cause = "τ is given at several γ" if gammas else "the seconds go backwards"
-        raise UserError(f"{path}: {cause}; the rows are not of one run")
-    return training
+def _domain(row: Mapping[str, Any]) -> Domain:
+    alpha, tau = interval(row["alpha"]), interval(row["tau"])
+    return Domain(str(row["domain"]), int(row["prompts"]), int(row["tokens"]), alpha, tau)
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], numerator: str, denominator: str) -> Curve:
-    evaluations = [row["evaluation"] for row in rows]
-    return Curve(
-        tuple(float(row["step"]) for row in rows),
-        tuple(float(row["seconds"]) for row in rows),
-        tuple(float(one[numerator]) / float(one[denominator]) for one in evaluations),
+def _batch(row: Mapping[str, Any]) -> Batch:
+    gammas = [BatchGamma(int(o["gamma"]), interval(o["speedup_forecast"])) for o in row["gammas"]]
+    return Batch(
+        size=int(row["batch_size"]),
+        c=float(row["cost"]["c"]),
+        gammas=tuple(sorted(gammas, key=lambda one: one.gamma)),
+        best_gamma=int(row["best_gamma"]),
+        break_even_alpha=number(row["break_even_alpha"]),
+        headroom=float(row["headroom"]),
     )
-
-
-def _binned(rows: Sequence[Mapping[str, Any]], fractions: Sequence[tuple[float, float]]) -> Curve:
-    """Join consecutive steps to at most `_POINTS` points, each a ratio of sums at its last step."""
-    ends, values = [], []
-    for part in _slices(len(rows)):
-        ends.append(rows[part.stop - 1])
-        numerators, denominators = zip(*fractions[part], strict=True)
-        values.append(sum(numerators) / sum(denominators))
-    return Curve(
-        tuple(float(row["step"]) for row in ends),
-        tuple(float(row["seconds"]) for row in ends),
-        tuple(values),
-    )
-
-
-def _slices(count: int) -> Iterator[slice]:
-    points = min(count, _POINTS)
-    for index in range(points):
-        yield slice(index * count // points, (index + 1) * count // points)
