@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from distillspec.commands.evaluation import evaluate, evaluation_row
+from distillspec.commands.held_out import evaluate, evaluation_row
 from distillspec.commands.metrics import metrics_row
 from distillspec.commands.progress import training_bar
 from distillspec.models.adapter import TransformersModel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distillspec.commands.evaluation import GAMMA, evaluate, evaluation_row
+from distillspec.commands.held_out import GAMMA, evaluate, evaluation_row
 from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.pairs import (
     answer_all,
