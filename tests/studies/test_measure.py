@@ -10,12 +10,12 @@ import torch
 
 from distillspec.decoding import complete
 from distillspec.errors import UserError
-from distillspec.math.forecast import Cost
+from distillspec.math.rules import argmax_draft, exact_match, ratio_test
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.toy import TableModel
 from distillspec.studies.answer import verdict
-from distillspec.studies.clock import Passes, Race, Run, fit_cost
-from distillspec.studies.measure import Plan, compare, measure, rule
+from distillspec.studies.comparison import compare
+from distillspec.studies.measure import Plan, measure
 from distillspec.studies.outputs import TargetOutputs, score, seeded
 from support import random_table
 
@@ -49,9 +49,14 @@ def plan(**changes) -> Plan:
     return Plan(**settings)
 
 
-def measured(target, draft, sampling, **changes):
+def measure_all(target, drafts, outputs, rule=None, **changes):
+    rule = ratio_test(outputs.sampling) if rule is None else rule
+    return measure(target, drafts, outputs, rule, plan(**changes), lambda *_: None)
+
+
+def measured(target, draft, sampling, rule=None, **changes):
     outputs = outputs_of(target, sampling)
-    return measure(target, {"draft": draft}, outputs, plan(**changes), lambda *_: None)["draft"]
+    return measure_all(target, {"draft": draft}, outputs, rule, **changes).findings["draft"]
 
 
 def test_alpha_is_the_ratio_of_sums_of_equation_1():
@@ -69,23 +74,25 @@ def test_alpha_is_the_ratio_of_sums_of_equation_1():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "draft_sampling", "name", "exact"),
+    ("rule", "name", "exact"),
     [
-        (Sampling(), None, "ratio", False),
-        (Sampling(temperature=0.7, top_k=3), None, "ratio", False),
-        (Sampling(), GREEDY, "argmax draft", True),
-        (GREEDY, None, "greedy", True),
+        (ratio_test(Sampling()), "ratio", False),
+        (ratio_test(Sampling(temperature=0.7, top_k=3)), "ratio", False),
+        (ratio_test(GREEDY, Sampling()), "ratio", False),
+        (exact_match(Sampling()), "exact match", False),
+        (exact_match(Sampling(), Sampling(temperature=0.5)), "exact match", False),
+        (argmax_draft(Sampling()), "argmax draft", True),
+        (ratio_test(GREEDY), "greedy", True),
+        (exact_match(GREEDY), "greedy", True),
     ],
 )
-def test_the_engine_agrees_with_the_forecast_on_its_own_outputs(
-    sampling, draft_sampling, name, exact
-):
+def test_the_engine_agrees_with_the_forecast_on_its_own_outputs(rule, name, exact):
     """Exact where every ratio is 0 or 1; else |z| ≤ 4, a false alarm once in 16,000 seeds."""
     found = measured(
-        random_table(seed=0), random_table(seed=3), sampling, draft_sampling=draft_sampling
+        random_table(seed=0), random_table(seed=3), rule.sampling, rule, clock_gammas=(1, 3, 5)
     ).result
     ran = [row for row in found["gammas"] if "tau_counted" in row]
-    assert [row["gamma"] for row in ran]
+    assert [row["gamma"] for row in ran] == [1, 3, 5]
     assert found["rule"] == name
     for row in ran:
         assert row["forecast_exact"] == exact
@@ -129,9 +136,7 @@ def test_several_drafts_race_on_the_same_outputs():
     target = random_table(seed=0)
     near = TableModel(target.logits.detach() + 0.1 * random_table(seed=5).logits.detach())
     outputs = outputs_of(target, Sampling())
-    found = measure(
-        target, {"near": near, "far": random_table(seed=1)}, outputs, plan(), lambda *_: None
-    )
+    found = measure_all(target, {"near": near, "far": random_table(seed=1)}, outputs).findings
     better = compare(found["near"].scores, found["far"].scores, gamma=3)
     assert better["alpha_difference"]["low"] > 0
     assert better["tau_difference"]["low"] > 0
@@ -158,34 +163,8 @@ def test_an_emitted_token_whose_rescored_probability_is_zero_counts_as_emitted()
     flipped = TargetOutputs(
         outputs.prompts, outputs.completions, tuple(-s for s in outputs.states), GREEDY
     )
-    ratios = score(target, draft, flipped, draft_sampling=GREEDY, batch_size=8).ratios
+    ratios = score(target, draft, flipped, ratio_test(GREEDY), batch_size=8).ratios
     assert all(bool((r == 1).all()) for r in ratios)
-
-
-def test_the_rule_is_named_by_the_settings():
-    assert rule(GREEDY, GREEDY) == "greedy"
-    assert rule(Sampling(), GREEDY) == "argmax draft"
-    assert rule(Sampling(), Sampling()) == "ratio"
-    # A sampled draft is judged by chance even where the target is greedy: no exact counts.
-    assert rule(GREEDY, Sampling()) == "ratio"
-
-
-def run_of(output, block_seconds, blocks):
-    return Run(output, prefill=1.0, blocks=(block_seconds,) * blocks)
-
-
-def test_the_cost_model_is_fitted_from_passes_and_blocks():
-    """block(3) = t(4) + 3·t_draft + o and block(0) = t(1) + o', with o = 0.5 and o' = 0.25."""
-    (output,) = complete(
-        random_table(), None, [torch.tensor([0])], gamma=0, max_new_tokens=2, sampling=GREEDY
-    )
-    passes = Passes(target={1: 10.0, 2: 10.5, 3: 11.0, 4: 12.0}, drafts={"d": 2.0})
-    race = Race(run_of(output, 10.25, 4), {"d": run_of(output, 18.5, 2)}, passes)
-    cost = fit_cost([passes], [race], "d", gamma=3)
-    assert cost == Cost((10.0, 10.5, 11.0, 12.0), 2.0, overhead=0.5, overhead_plain=0.25)
-    assert cost.block(3) == 18.5
-    assert cost.block(0) == 10.25
-    assert fit_cost([passes], [], "d", gamma=3).overhead == 0
 
 
 def row(value, low, high, *, measured):
@@ -254,10 +233,10 @@ def test_past_its_context_a_draft_is_never_accepted_as_in_the_engine():
             ),
             GREEDY,
         ),
-        draft_sampling=GREEDY,
+        ratio_test(GREEDY),
         batch_size=1,
     )
-    assert alone.acceptance.tolist() == [0]
+    assert alone.alpha_sums.tolist() == [0]
     assert alone.ratios[0].tolist() == [0, 0, 0, 0]
 
 
@@ -275,16 +254,11 @@ def test_a_prompt_that_fills_the_context_is_measured():
     )
     outputs = TargetOutputs.of(prompts, answers, Sampling())
     assert outputs.lengths.tolist() == [1, 1, 1]
-    found = measure(target, {"draft": random_table(seed=1)}, outputs, plan(), lambda *_: None)
+    draft = {"draft": random_table(seed=1)}
+    found = measure_all(target, draft, outputs).findings
     assert found["draft"].result["gammas"][0]["tau_forecast"]["value"] == 1
-    with pytest.raises(UserError, match="gamma 6 takes target passes over 7 tokens"):
-        measure(
-            target,
-            {"draft": random_table(seed=1)},
-            outputs,
-            plan(gammas=(6,)),
-            lambda *_: None,
-        )
+    with pytest.raises(UserError, match="takes 7 tokens at once, more than the context of 6"):
+        measure_all(target, draft, outputs, gammas=(6,))
 
 
 def test_alpha_is_a_rate_even_where_the_sums_round_up():
@@ -294,8 +268,8 @@ def test_alpha_is_a_rate_even_where_the_sums_round_up():
     outputs = outputs_of(target, Sampling(), prompts=40)
     p = Sampling().probabilities(target.logits)
     assert float(p.detach().sum(-1).max()) > 1, "no sum rounds up: the test shows nothing"
-    scores = score(target, target, outputs, draft_sampling=Sampling(), batch_size=8)
-    assert (scores.acceptance <= scores.lengths).all()
+    scores = score(target, target, outputs, ratio_test(Sampling()), batch_size=8)
+    assert (scores.alpha_sums <= scores.lengths).all()
 
 
 def test_any_whole_number_is_a_seed():

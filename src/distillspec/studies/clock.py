@@ -202,18 +202,33 @@ class Timer:
         blocks: dict[tuple[str | None, int], float] = {}
         prefill: dict[str | None, float] = {}
         for name in (None, *self.drafts):
-            for gamma in (0,) if name is None else gammas:
+            for gamma in (0,) if name is None else self._drafted(name, gammas):
                 lane = Lane(name, gamma, self.rule)
                 prefill[name], blocks[name, gamma] = self._full_blocks(prompts, lane)
         return Timings(passes, blocks, prefill)
+
+    def _drafted(self, name: str, gammas: Sequence[int]) -> list[int]:
+        """Return the γ that a draft's context has room for.
+
+        Raises:
+            UserError: there is none.
+        """
+        context = self.drafts[name].context
+        fitting = [gamma for gamma in gammas if context is None or gamma < context]
+        if not fitting:
+            raise UserError(
+                f"the context of {self.drafts[name].name} is {context}, too short to draft "
+                f"{min(gammas)} tokens; give a smaller --gamma, or another draft"
+            )
+        return fitting
 
     def _full_blocks(self, prompts: Sequence[Tensor], lane: Lane) -> tuple[float, float]:
         """Return seconds of the prefill and the median of some blocks that draft γ in every row."""
         width = lane.gamma + 1
         models = [self.target, *(self.drafts[name] for name in (lane.draft,) if name is not None)]
-        fitting = [model.context // width - 1 for model in models if model.context is not None]
+        fitting = [model.context // width for model in models if model.context is not None]
         count = max(1, min([BLOCKS, *fitting]))
-        tokens = (count + 1) * width
+        tokens = count * width  # so that even the last block has γ tokens to draft
         for model in models:
             prompts = [_cut(prompt, model, tokens) for prompt in prompts]
         start = time.perf_counter()
