@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 _NUMBER = re.compile(
-    r"(?:(?<![\w)%])-)?(?:\$\s?)?-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:(?<![\w)%])-)?(?:\$\s?(?:(?<=\$)-)?)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
 _LONGEST = 60
 """Characters of a number; a longer run of digits is noise."""

@@ -6,9 +6,10 @@ the result is computed anew, and a wrong one is replaced wherever it stands late
 that the final answer follows: Wei et al. carry results on "via string matching" too.
 
 Left alone: a result that is the exact value rounded to its own digits (200/3 = 67), percentages
-(12/50 = 24%, 1.2 * 100% = 120), dollars given in cents ($0.25 * 10 = 250), mixed numbers (17/3 = 5 and 2/3), a
-quotient of a fraction, which can be read in two ways (3 / 1/4), an equation whose beginning words
-cut off ("3 apples + 2 * 4 = 11"), and whatever is not +, -, *, / and brackets on plain numbers.
+(12/50 = 24%, 1.2 * 100% = 120), dollars given in cents ($0.25 * 10 = 250), mixed numbers (17/3 =
+5 and 2/3), a quotient of a fraction, which can be read in two ways (3 / 1/4), an equation whose
+beginning words cut off ("3 apples + 2 * 4 = 11"), and whatever is not +, -, *, / and brackets on
+plain numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _OPERATOR = r"(?:[-+*/×÷\u2013\u2212]|x(?=[\s\d$(]))"
 _BARE = (
     rf"(?P<bare>\(*\$?{_NUMBER}%?(?:[)\s]*{_OPERATOR}[(\s]*\$?{_NUMBER}%?)+[)\s]*)"
-    rf"=(?P<equals>\s*-?\$?)(?P<result>{_NUMBER})(?![\d.,:]*\d|%|\s*{_OPERATOR}\s*[\d$(]|\s+and\s+\(?\d)"
+    rf"=(?P<equals>\s*-?\$?)(?P<result>{_NUMBER})"
+    rf"(?![\d.,:]*\d|%|\s*{_OPERATOR}\s*[\d$(]|\s+and\s+\(?\d+/)"
 )
 _MARK = rf"<<(?P<marked>[^<>=]*)=(?P<claim>[^<>=]*)>>(?P<repeat>{_NUMBER})?"
 _EQUATION = re.compile(f"{_MARK}|{_BARE}")
-_CUT_OFF = re.compile(r"(?:[-+*/×÷\u2013\u2212x^%)$\d]\s*|\band\s+|\d,\s?|\s\.\s*)$")
+_CUT_OFF = re.compile(r"(?:[-+*/×÷\u2013\u2212x^%)$\d]\s*|[^\W\d]|\d,\s?|\s\.\s*)$")
 _TWO_WAYS = re.compile(rf"{_NUMBER}\s*/\s*\$?{_NUMBER}\s*/")
 _STANDALONE = re.compile(rf"(?<![\w.,]){_NUMBER}(?![\w]|[.,]\d)")
 _TOKEN = re.compile(
@@ -53,13 +55,20 @@ def calculated(text: str) -> str:
         parts.append(_carried(text[done : match.start()], right))
         if match["marked"] is not None:
             parts.append(_marked(match, right))
-        elif _CUT_OFF.search(text[: match.start()]):
+        elif _is_cut_off(text, match):
             parts.append(_carried(match[0], right))  # the end of a longer expression
         else:
             parts.append(_bare(match, right))
         done = match.end()
     parts.append(_carried(text[done:], right))
     return "".join(parts)
+
+
+def _is_cut_off(text: str, match: re.Match[str]) -> bool:
+    """Say whether what stands before a bare equation belongs to it."""
+    before = text[max(match.start() - _LONGEST, 0) : match.start()]
+    mixed = re.search(r"\d\s+and\s+$", before) and re.match(r"\(*\d+/\d", match["bare"])
+    return _CUT_OFF.search(before) is not None or mixed is not None
 
 
 def _bare(match: re.Match[str], right: dict[str, str]) -> str:
