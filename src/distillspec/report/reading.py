@@ -63,7 +63,7 @@ def reading(path: Path, prefix: str, what: str, remedy: str) -> Iterator[None]:
     except KeyError as error:
         raise UserError(f"{path}: {prefix}{error.args[0]} is missing; {remedy}") from error
     except (TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
-        where = prefix.rstrip(".") or "the result"
+        where = prefix.rstrip(".: ") or "the result"
         raise UserError(f"{path}: {where} is not {what}: {error}") from error
 
 

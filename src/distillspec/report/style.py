@@ -86,6 +86,7 @@ def svg(figure: Figure) -> str:
 def save(figure: Figure, drawing: str, folder: Path, name: str) -> list[Path]:
     """Write NAME.svg (its text is `drawing`) and NAME.png; return their paths."""
     picture = folder / f"{name}.png"
+    figure.set_layout_engine("none")  # drawing it as `drawing` has laid it out already
     with style():
         figure.savefig(picture, format="png", dpi=200)
     return [write_text(folder / f"{name}.svg", drawing), picture]
