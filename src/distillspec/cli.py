@@ -43,6 +43,9 @@ VERBS = {
     "generate": Verb(verbs.Generate, "generate"),
     "measure": Verb(verbs.Measure, "measure"),
     "decode": Verb(verbs.Decode, "decode"),
+    "evaluate": Verb(verbs.Evaluate, "evaluate"),
+    "tradeoff": Verb(verbs.Tradeoff, "tradeoff"),
+    "transfer": Verb(verbs.Transfer, "transfer"),
     "report": Verb(verbs.Report, "report"),
 }
 

@@ -11,22 +11,15 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
-import torch
+from torch import Tensor
 
 from distillspec.decoding import Output
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
-from distillspec.studies import quality, sameness
-from distillspec.studies.answer import shown
-from distillspec.studies.breakdown import calls
-from distillspec.studies.clock import Lane, Race, Timer
-from distillspec.studies.estimates import Estimate, ratio
-from distillspec.studies.measure import rate_ratio
+from distillspec.studies.clock import Lane, Race, Run, Timer
 from distillspec.studies.outputs import Report, Scores, TargetOutputs, batches, score
-from distillspec.studies.sameness import Difference, SameOutput
-from distillspec.tasks.metrics import Scored
+from distillspec.studies.sameness import Difference, first_difference
 
 WARM_UP = 8
 """Tokens decoded before the first timed batch."""
@@ -51,18 +44,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """The whole set decoded in one way. The outputs' states are dropped."""
+class Pair:
+    """One prompt decoded both ways. The outputs' states are dropped."""
 
-    outputs: tuple[Output, ...]
-    """One a prompt."""
-    seconds: float
-    """Of all batches, prefill included."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput."""
-        return sum(len(output.ids) for output in self.outputs) / self.seconds
+    plain: Output
+    """By the target alone."""
+    drafted: Output
+    """With the draft."""
+    scores: tuple[Tensor, Tensor] | None
+    """[L] chances of acceptance and [L] ratios of the draft on the target's own output (see
+    `Scores`); None for a rule that changes the output's law."""
+    difference: Difference | None
+    """Where the two greedy outputs part; None where they are the same, or need not be."""
 
 
 @dataclass(frozen=True)
@@ -71,34 +64,49 @@ class Evaluated:
 
     lane: Lane
     """The way with the draft."""
-    plain: Pass
-    """By the target alone."""
-    drafted: Pass
-    """With the draft."""
-    scores: Scores | None
-    """Of the draft on the target's own outputs; None for a rule that changes the output's law."""
+    pairs: tuple[Pair, ...]
+    """One a prompt."""
+    seconds: tuple[float, float]
+    """Of the whole set without and with the draft, prefill included."""
     clocked: tuple[int, ...]
     """Indices of the prompts on the clock."""
     races: tuple[Race, ...]
     """Their runs; those with the draft are called by its name."""
-    differences: tuple[Difference | None, ...] | None
-    """What holding each greedy output against the target's own found, first of the whole set and
-    then of the clocked runs; None where outputs need not be the same."""
+    clocked_differences: tuple[Difference | None, ...]
+    """As in `Pair`, of those runs."""
 
     @property
     def name(self) -> str:
         """The draft's name."""
         return str(self.lane.draft)
 
+    @property
+    def must_agree(self) -> bool:
+        """Whether outputs with the draft must be the target's own: greedy ones, losslessly."""
+        return _must_agree(self.lane.rule)
+
+    @property
+    def differences(self) -> tuple[Difference | None, ...]:
+        """What holding outputs against the target's own found, of the whole set and the clock."""
+        return (*(pair.difference for pair in self.pairs), *self.clocked_differences)
+
+    @property
+    def scores(self) -> Scores | None:
+        """The draft's scores on the target's own outputs; None for a lenient rule."""
+        found = [pair.scores for pair in self.pairs if pair.scores is not None]
+        if not found:
+            return None
+        return Scores(tuple(one for one, _ in found), tuple(one for _, one in found))
+
 
 def evaluate(
     target: LanguageModel,
     draft: tuple[str, LanguageModel],
-    prompts: Sequence[torch.Tensor],
+    prompts: Sequence[Tensor],
     ids: Sequence[str],
     rule: Rule,
     plan: Plan,
-    reports: tuple[Report, Report],
+    report: Report,
 ) -> Evaluated:
     """Decode the whole set with and without the draft, and some prompts on the clock.
 
@@ -109,7 +117,7 @@ def evaluate(
         ids: What the prompts are called.
         rule: That is served; a lenient one has neither α nor forecast.
         plan: How to evaluate.
-        reports: Called as batches and as clocked prompts are done.
+        report: Called as prompts of the whole set, and then prompts on the clock, are done.
     """
     name, model = draft
     timer = Timer(
@@ -121,79 +129,90 @@ def evaluate(
         seed=plan.seed,
     )
     lane = Lane(name, plan.gamma, rule)
-    plain, drafted, scores, differences = _whole_set(
-        timer, lane, prompts, ids, plan.batch_size, reports[0]
+    size = len(prompts)
+    count = min(plan.clock_prompts, size)
+    pairs, seconds = _whole_set(
+        timer, lane, prompts, ids, plan.batch_size, lambda done, _: report(done, size + count)
     )
-    count = min(plan.clock_prompts, len(prompts))
-    clocked = sorted(random.Random(plan.seed).sample(range(len(prompts)), count))
-    races = timer.race([prompts[i] for i in clocked], {name: lane}, reports[1]) if clocked else []
-    if differences is not None:
-        differences += [
-            sameness.first_difference(target, race.plain.output, race.runs[name].output, ids[i])
-            for i, race in zip(clocked, races, strict=True)
-        ]
+    clocked = sorted(random.Random(plan.seed).sample(range(size), count))
+    races = (
+        timer.race(
+            [prompts[i] for i in clocked],
+            {name: lane},
+            lambda done, _: report(size + done, size + count),
+        )
+        if clocked
+        else []
+    )
     return Evaluated(
         lane=lane,
-        plain=plain,
-        drafted=drafted,
-        scores=scores,
+        pairs=pairs,
+        seconds=seconds,
         clocked=tuple(clocked),
         races=tuple(races),
-        differences=None if differences is None else tuple(differences),
+        clocked_differences=tuple(
+            first_difference(target, race.plain.output, race.runs[name].output, ids[i])
+            for i, race in zip(clocked, races, strict=True)
+            if _must_agree(rule)
+        ),
     )
 
 
 def _whole_set(
     timer: Timer,
     lane: Lane,
-    prompts: Sequence[torch.Tensor],
+    prompts: Sequence[Tensor],
     ids: Sequence[str],
     batch_size: int,
     report: Report,
-) -> tuple[Pass, Pass, Scores | None, list[Difference | None] | None]:
-    """Decode all prompts both ways; score and compare batch by batch, so that no states pile up."""
-    rule, name = timer.rule, str(lane.draft)
-    ways = (Lane(None, 0, rule), lane)
+) -> tuple[tuple[Pair, ...], tuple[float, float]]:
+    """Decode all prompts both ways, batch by batch, and return seconds of either way."""
+    ways = (Lane(None, 0, timer.rule), lane)
     grouped = list(batches([len(prompt) for prompt in prompts], batch_size))
     warm = dataclasses.replace(timer, max_new_tokens=min(WARM_UP, timer.max_new_tokens))
     for way in ways:
         warm.run([prompts[i] for i in grouped[0]], way, timer.seed)
-    found: tuple[dict[int, Output], dict[int, Output]] = ({}, {})
+    found: dict[int, Pair] = {}
     seconds = [0.0, 0.0]
-    scored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    different: dict[int, Difference | None] = {}
     for number, rows in enumerate(grouped):
         asked = [prompts[i] for i in rows]
-        runs = {}
+        runs: dict[int, Run] = {}
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             runs[which] = timer.run(asked, ways[which], timer.seed + number)
             seconds[which] += runs[which].prefill + runs[which].seconds
-        if rule.lossless:
-            own = TargetOutputs.of(asked, runs[0].outputs, rule.sampling)
-            scores = score(
-                timer.target, timer.drafts[name], own, rule, batch_size=batch_size
-            )
-            scored.update(zip(rows, zip(scores.by_token, scores.ratios, strict=True), strict=True))
-        for i, own_output, output in zip(rows, runs[0].outputs, runs[1].outputs, strict=True):
-            if _must_agree(rule):
-                different[i] = sameness.first_difference(
-                    timer.target, own_output, output, ids[i]
-                )
-            found[0][i], found[1][i] = _bare(own_output), _bare(output)
-        report(len(found[0]), len(prompts))
-    order = range(len(prompts))
-    plain, drafted = (
-        Pass(tuple(of[i] for i in order), spent)
-        for of, spent in zip(found, seconds, strict=True)
-    )
-    return (
-        plain,
-        drafted,
-        Scores(tuple(scored[i][0] for i in order), tuple(scored[i][1] for i in order))
-        if scored
-        else None,
-        [different[i] for i in order] if different else None,
-    )
+        named = [ids[i] for i in rows]
+        pairs = _pairs(timer, lane, asked, named, (runs[0].outputs, runs[1].outputs))
+        found.update(zip(rows, pairs, strict=True))
+        report(len(found), len(prompts))
+    return tuple(found[i] for i in range(len(prompts))), (seconds[0], seconds[1])
+
+
+def _pairs(
+    timer: Timer,
+    lane: Lane,
+    prompts: Sequence[Tensor],
+    ids: Sequence[str],
+    outputs: tuple[Sequence[Output], Sequence[Output]],
+) -> list[Pair]:
+    """Score and compare one batch, so that the states of only one batch are ever kept."""
+    rule = lane.rule
+    scores: list[tuple[Tensor, Tensor] | None] = [None] * len(prompts)
+    if rule.lossless:
+        own = TargetOutputs.of(prompts, outputs[0], rule.sampling)
+        draft = timer.drafts[str(lane.draft)]
+        scored = score(timer.target, draft, own, rule, batch_size=len(prompts))
+        scores = list(zip(scored.by_token, scored.ratios, strict=True))
+    return [
+        Pair(
+            plain=_bare(plain),
+            drafted=_bare(drafted),
+            scores=of_both,
+            difference=first_difference(timer.target, plain, drafted, id)
+            if _must_agree(rule)
+            else None,
+        )
+        for plain, drafted, of_both, id in zip(*outputs, scores, ids, strict=True)
+    ]
 
 
 def _must_agree(rule: Rule) -> bool:
@@ -203,179 +222,3 @@ def _must_agree(rule: Rule) -> bool:
 def _bare(output: Output) -> Output:
     """Drop the states, which for thousands of outputs would fill the memory."""
     return dataclasses.replace(output, states=output.states[:0].clone())
-
-
-class LatencyRow(TypedDict):
-    """Decoding at batch 1; seconds without prefill."""
-
-    prompts: int
-    repetitions: int
-    gamma: int
-    seconds_per_prompt: Estimate
-    seconds_per_prompt_target: Estimate
-    speedup: Estimate
-    speedup_end_to_end: Estimate
-
-
-class ThroughputRow(TypedDict):
-    """Tokens per second of the whole set in batches, prefill included."""
-
-    batch_size: int
-    tokens_per_second: float
-    tokens_per_second_target: float
-    ratio: float
-
-
-class DomainRow(TypedDict):
-    """One kind of prompt."""
-
-    domain: str
-    prompts: int
-    quality: dict[str, Estimate]
-    tau: Estimate
-
-
-class Evaluation(TypedDict):
-    """What `evaluate` answers of a pair on a task; docs/evaluate.md explains every field."""
-
-    prompts: int
-    tokens: int
-    quality: dict[str, Estimate]
-    quality_target: dict[str, Estimate]
-    quality_difference: dict[str, Estimate]
-    alpha: Estimate | None
-    tau: Estimate
-    tau_forecast: Estimate | None
-    latency: LatencyRow | None
-    throughput: ThroughputRow
-    same_output: SameOutput | None
-    by_domain: list[DomainRow]
-    verdict: str
-    unmet: list[str]
-
-
-def evaluation(
-    found: Evaluated,
-    plan: Plan,
-    judged: tuple[Scored, Scored] | None,
-    domains: Sequence[str | None],
-) -> Evaluation:
-    """Put together what was decoded and how it was judged.
-
-    Args:
-        found: What was decoded.
-        plan: How.
-        judged: The outputs of the target alone, and those with the draft; None for a task without
-            a metric.
-        domains: What kind of prompt each is.
-    """
-    scores = found.scores
-    same = None if found.differences is None else sameness.counted(found.differences)
-    result = Evaluation(
-        prompts=len(found.drafted.outputs),
-        tokens=sum(len(output.ids) for output in found.drafted.outputs),
-        quality={} if judged is None else quality.figures(judged[1]),
-        quality_target={} if judged is None else quality.figures(judged[0]),
-        quality_difference={} if judged is None else quality.differences(judged[1], judged[0]),
-        alpha=None if scores is None else ratio(scores.alpha_sums, scores.lengths),
-        tau=block_efficiency(found.drafted.outputs),
-        tau_forecast=None
-        if scores is None
-        else ratio(scores.lengths, calls(scores, plan.gamma)[0]),
-        latency=_latency(found, plan),
-        throughput=_throughput(found, plan),
-        same_output=same,
-        by_domain=_by_domain(found, judged, domains),
-        verdict="",
-        unmet=_unmet(found.differences),
-    )
-    result["verdict"] = verdict(result)
-    return result
-
-
-def block_efficiency(outputs: Sequence[Output]) -> Estimate:
-    """Estimate τ as counted: tokens over target calls."""
-    counts = [output.counts for output in outputs]
-    return ratio([one.tokens for one in counts], [one.target_calls for one in counts])
-
-
-def _latency(found: Evaluated, plan: Plan) -> LatencyRow | None:
-    if not found.races:
-        return None
-    pairs = [(race.plain, race.runs[found.name]) for race in found.races]
-    ones = [1.0] * len(pairs)
-    return LatencyRow(
-        prompts=len(pairs),
-        repetitions=plan.repetitions,
-        gamma=plan.gamma,
-        seconds_per_prompt=ratio([run.seconds for _, run in pairs], ones),
-        seconds_per_prompt_target=ratio([plain.seconds for plain, _ in pairs], ones),
-        speedup=rate_ratio(pairs, lambda run: run.seconds),
-        speedup_end_to_end=rate_ratio(pairs, lambda run: run.prefill + run.seconds),
-    )
-
-
-def _throughput(found: Evaluated, plan: Plan) -> ThroughputRow:
-    with_draft, alone = found.drafted.tokens_per_second, found.plain.tokens_per_second
-    return ThroughputRow(
-        batch_size=plan.batch_size,
-        tokens_per_second=with_draft,
-        tokens_per_second_target=alone,
-        ratio=with_draft / alone,
-    )
-
-
-def _by_domain(
-    found: Evaluated, judged: tuple[Scored, Scored] | None, domains: Sequence[str | None]
-) -> list[DomainRow]:
-    """Say quality and τ of every kind of prompt; nothing where there are not two kinds."""
-    named = sorted({domain for domain in domains if domain is not None})
-    rows = []
-    for domain in named if len(named) > 1 else []:
-        inside = [i for i, one in enumerate(domains) if one == domain]
-        rows.append(
-            DomainRow(
-                domain=domain,
-                prompts=len(inside),
-                quality={}
-                if judged is None
-                else quality.figures(quality.part(judged[1], inside)),
-                tau=block_efficiency([found.drafted.outputs[i] for i in inside]),
-            )
-        )
-    return rows
-
-
-def _unmet(differences: Sequence[Difference | None] | None) -> list[str]:
-    """Return the complaint about greedy outputs that are not the target's own, if there are any."""
-    wrong = [one for one in differences or () if one is not None and not one.near_tie]
-    if not wrong:
-        return []
-    return [
-        f"{len(wrong)} of {len(differences or ())} greedy outputs are not the target's own: "
-        f"{wrong[0]}"
-    ]
-
-
-def verdict(result: Evaluation) -> str:
-    """Sum an evaluation up in one sentence."""
-    timed, flow = result["latency"], result["throughput"]
-    parts = []
-    if timed is not None:
-        parts.append(f"{shown(timed['speedup'])} at batch 1 with γ = {timed['gamma']}")
-    parts.append(f"{flow['ratio']:.2f}× at batch {flow['batch_size']}")
-    said = f"With the draft {', '.join(parts)}"
-    for name, value in list(result["quality"].items())[:1]:
-        alone, gain = result["quality_target"][name], result["quality_difference"][name]
-        said += (
-            f"; {name} {value['value']:.1f} against {alone['value']:.1f} of the target alone, "
-            f"difference {gain['value']:+.1f} [{gain['low']:+.1f}, {gain['high']:+.1f}]"
-        )
-    same = result["same_output"]
-    if same is not None:
-        said += f"; {same['identical']} of {same['checked']} outputs are the target's own"
-        if same["near_ties"]:
-            said += f", {same['near_ties']} differ from it at a near tie"
-        if same["different"]:
-            said += f", {same['different']} are not"
-    return said + "."

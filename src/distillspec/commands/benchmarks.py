@@ -1,0 +1,155 @@
+"""What the verbs on tasks share: their rows and prompts, and what is refused before a model loads.
+
+A prompt longer than the task's limit loses the end of its input, as in T5's own set-up; the text
+of the template around the input stays whole. A chat template's tokens are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from distillspec.commands.pairs import prompt_ids
+from distillspec.decoding import Output
+from distillspec.errors import UserError
+from distillspec.models import load_tokenizer
+from distillspec.models.adapter import TransformersModel
+from distillspec.models.text import Raw, Tokenizer
+from distillspec.models.vocabulary import check_same
+from distillspec.tasks import Row, Task, load_task, shortened, with_shots
+from distillspec.tasks.metrics import Metric, Scored, metric_of
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A task with the rows it is run on."""
+
+    task: Task
+    """The task."""
+    metric: Metric | None
+    """How its outputs are judged; None where any output will do."""
+    rows: tuple[Row, ...]
+    """What is asked, in full length and without examples."""
+    max_new_tokens: int
+    """Tokens per output, at most."""
+    shots: int = 0
+    """Examples before every prompt."""
+    training: tuple[Row, ...] = ()
+    """Where these are drawn from."""
+    seed: int = 0
+    """Of that draw."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a benchmark asks one model."""
+
+    rows: tuple[Row, ...]
+    """With prompts as they are asked."""
+    prompts: tuple[Tensor, ...]
+    """Their ids, 1-D int64."""
+    truncated: int
+    """How many were longer than the task allows."""
+
+
+def benchmark(
+    name: str,
+    data: Path | None,
+    *,
+    limit: int | None,
+    max_new_tokens: int | None,
+    seed: int,
+    shots: int = 0,
+    shots_data: Path | None = None,
+) -> Benchmark:
+    """Read a task and its rows, and try its metric on them.
+
+    Args:
+        name: The task.
+        data: A file of its rows; None for where the task itself finds them.
+        limit: As many random rows; None for all.
+        max_new_tokens: Tokens per output; None for the task's own limit.
+        seed: Of the random rows and examples.
+        shots: Examples before every prompt, from training rows.
+        shots_data: A file of these; None for where the task itself finds them.
+
+    Raises:
+        UserError: no such task or file, a row that cannot be judged, or a missing limit.
+    """
+    task = load_task(name)
+    length = task.max_output_tokens if max_new_tokens is None else max_new_tokens
+    if length is None:
+        raise UserError(f"--max-new-tokens is missing: the task {name} sets no limit of its own")
+    if length < 1:
+        raise UserError(f"--max-new-tokens {length}: expected a whole number of at least 1")
+    if shots_data is not None and not shots:
+        raise UserError(f"--shots-data {shots_data} does nothing without --shots; leave it out")
+    rows = task.read(data, limit=limit, seed=seed)
+    metric = metric_of(task)
+    if metric is not None:
+        metric.score(rows, [""] * len(rows))  # refuses a row without a usable reference by now
+    training = task.read_training(shots_data) if shots else []
+    if shots:
+        with_shots(task, rows, training, count=shots, seed=seed)  # likewise an example
+    return Benchmark(task, metric, tuple(rows), length, shots, tuple(training), seed)
+
+
+def ask(bench: Benchmark, model: TransformersModel) -> Asked:
+    """Make the prompts of a benchmark for one model.
+
+    Raises:
+        UserError: naming the row whose prompt cannot be used.
+    """
+    tokenizer = model.tokenizer
+    whole = [
+        shortened(bench.task, row, lambda text: len(tokenizer.prompt(Raw(text))))
+        for row in bench.rows
+    ]
+    truncated = sum(
+        row.prompt != short.prompt for row, short in zip(bench.rows, whole, strict=True)
+    )
+    rows = (
+        with_shots(bench.task, whole, bench.training, count=bench.shots, seed=bench.seed)
+        if bench.shots
+        else whole
+    )
+    prompts = prompt_ids(tokenizer, rows, context=model.context)
+    return Asked(tuple(rows), tuple(prompts), truncated)
+
+
+def judge(
+    metric: Metric, rows: Sequence[Row], outputs: Sequence[Output], tokenizer: Tokenizer
+) -> Scored:
+    """Score outputs, one a row."""
+    return metric.score(rows, [tokenizer.decode(output.ids) for output in outputs])
+
+
+def check_tokens(targets: Sequence[str], drafts: Sequence[str]) -> None:
+    """Check from the tokenizers alone that every draft shares the tokens of every target.
+
+    Raises:
+        UserError: naming a pair that does not; or there is no such model.
+    """
+    of_drafts = [load_tokenizer(draft) for draft in drafts]
+    for target in targets:
+        own = load_tokenizer(target)
+        for draft in of_drafts:
+            check_same(own.vocabulary, draft.vocabulary, names=(own.name, draft.name))
+
+
+def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
+    """Call each model by the end of its path that tells it from the others.
+
+    Raises:
+        UserError: a model is given twice, or none is.
+    """
+    if not paths or len(set(paths)) < len(paths):
+        raise UserError(f"{flag} {','.join(paths)}: expected at least one model, each once")
+    for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
+        names = ["/".join(Path(path).parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return dict(zip(names, paths, strict=True))
+    return {path: path for path in paths}

@@ -1,0 +1,193 @@
+"""`evaluate`: a task with a target and a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
+from distillspec.commands.pairs import at_least, device_of, load_both
+from distillspec.commands.progress import bar
+from distillspec.commands.rules import rule_of
+from distillspec.commands.settings import Evaluate
+from distillspec.decoding import Output
+from distillspec.math.sampling import Sampling
+from distillspec.models.text import Tokenizer
+from distillspec.settings import as_dict
+from distillspec.studies import quality
+from distillspec.studies.evaluate import Evaluated, Plan, evaluate
+from distillspec.studies.evaluation import evaluation
+from distillspec.studies.store import OUTPUTS, RESULT, Run
+from distillspec.studies.transcripts import ALONE, transcript
+from distillspec.tasks import Row
+from distillspec.tasks.metrics import Metric
+
+CLOCKED = ", on the clock"
+"""What is added to the name of a setting whose outputs come from the clocked runs."""
+
+
+def run(settings: Evaluate) -> dict[str, Any]:
+    """Evaluate the pair, store every output, and return what `--json` prints."""
+    at_least(1, settings, "gamma", "repetitions", "batch_size")
+    at_least(0, settings, "clock_prompts", "shots")
+    rule = rule_of(
+        settings.rule,
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        draft_temperature=settings.draft_temperature,
+        epsilon=settings.epsilon,
+    )
+    bench = benchmark(
+        settings.task,
+        settings.data,
+        limit=settings.limit,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        shots=settings.shots,
+        shots_data=settings.shots_data,
+    )
+    device = device_of(settings.device)
+    check_tokens([settings.target], [settings.draft])
+    store = Run.create(
+        settings.out,
+        verb="evaluate",
+        config=as_dict(settings),
+        seed=settings.seed,
+        device=device,
+    )
+    target, draft = load_both(
+        settings.target, settings.draft, dtype=settings.dtype, device=settings.device
+    )
+    asked = ask(bench, target)
+    plan = Plan(
+        gamma=settings.gamma,
+        max_new_tokens=bench.max_new_tokens,
+        batch_size=settings.batch_size,
+        clock_prompts=settings.clock_prompts,
+        repetitions=settings.repetitions,
+        seed=settings.seed,
+    )
+    with bar(f"{settings.task}, with and without the draft") as report:
+        found = evaluate(
+            target,
+            (Path(settings.draft).name, draft),
+            asked.prompts,
+            [row.id for row in asked.rows],
+            rule,
+            plan,
+            report,
+        )
+    store.write_rows(OUTPUTS, _rows(found, asked, bench.metric, target.tokenizer))
+    plain, drafted = _outputs(found)
+    judged = (
+        None
+        if bench.metric is None
+        else (
+            judge(bench.metric, asked.rows, plain, target.tokenizer),
+            judge(bench.metric, asked.rows, drafted, target.tokenizer),
+        )
+    )
+    result = {
+        "task": settings.task,
+        "target": settings.target,
+        "draft": settings.draft,
+        "rule": rule.name,
+        "suits": rule.suits,
+        "gamma": settings.gamma,
+        "temperature": settings.temperature,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "max_new_tokens": bench.max_new_tokens,
+        "shots": settings.shots,
+        "truncated": asked.truncated,
+        **evaluation(found, plan, judged, [row.domain for row in asked.rows]),
+    }
+    store.write_json(RESULT, result)
+    return result
+
+
+def _outputs(found: Evaluated) -> tuple[list[Output], list[Output]]:
+    return [pair.plain for pair in found.pairs], [pair.drafted for pair in found.pairs]
+
+
+def _rows(
+    found: Evaluated, asked: Asked, metric: Metric | None, tokenizer: Tokenizer
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of outputs.jsonl: the whole set both ways, then the clocked runs both ways."""
+    named = f"{found.name} · γ {found.lane.gamma}"
+    for name, lane, outputs in zip(
+        (ALONE, named), (None, found.lane), _outputs(found), strict=True
+    ):
+        scores = scores_by_row(metric, asked.rows, outputs, tokenizer)
+        for row, output, own in zip(asked.rows, outputs, scores, strict=True):
+            yield {**transcript(name, lane, row, output, tokenizer), "quality": own}
+    rows = [asked.rows[i] for i in found.clocked]
+    ways = (
+        (ALONE, None, [race.plain for race in found.races]),
+        (named, found.lane, [race.runs[found.name] for race in found.races]),
+    )
+    for name, lane, runs in ways if rows else ():
+        scores = scores_by_row(metric, rows, [run.output for run in runs], tokenizer)
+        for row, run, own in zip(rows, runs, scores, strict=True):
+            written = transcript(
+                f"{name}{CLOCKED}", lane, row, run.output, tokenizer, seconds=run.seconds
+            )
+            yield {**written, "quality": own}
+
+
+def scores_by_row(
+    metric: Metric | None, rows: Sequence[Row], outputs: Sequence[Output], tokenizer: Tokenizer
+) -> list[dict[str, float]]:
+    """Return the figures of each output alone; none for a task without a metric."""
+    if metric is None:
+        return [{} for _ in outputs]
+    return quality.rows(judge(metric, rows, outputs, tokenizer))
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Show the figures with and without the draft, and the verdict."""
+    lines = [
+        f"{result['task']}: {result['prompts']} prompts ({result['truncated']} truncated), "
+        f"{result['tokens']} tokens, rule: {result['rule']}, γ = {result['gamma']}, "
+        f"T = {result['temperature']:g}, {result['dtype']}",
+        f"{'':<26} {'target alone':<24} {'with the draft':<24} difference",
+    ]
+    for name, value in result["quality"].items():
+        alone, gain = result["quality_target"][name], result["quality_difference"][name]
+        lines.append(_line(name, _shown(alone, 1), _shown(value, 1), _shown(gain, 1, sign="+")))
+    timed, flow = result["latency"], result["throughput"]
+    if timed is not None:
+        lines.append(
+            _line(
+                "seconds a prompt",
+                _shown(timed["seconds_per_prompt_target"], 2),
+                _shown(timed["seconds_per_prompt"], 2),
+                f"speed-up {_shown(timed['speedup'], 2)}",
+            )
+        )
+    lines.append(
+        _line(
+            f"tokens a second, batch {flow['batch_size']}",
+            f"{flow['tokens_per_second_target']:.1f}",
+            f"{flow['tokens_per_second']:.1f}",
+            f"{flow['ratio']:.2f}×",
+        )
+    )
+    tau = f"τ {_shown(result['tau'], 2)} counted"
+    if result["alpha"] is not None:
+        tau = (
+            f"α {_shown(result['alpha'], 3)} expected, {tau}, "
+            f"{_shown(result['tau_forecast'], 2)} forecast on the target's own outputs"
+        )
+    for one in result["by_domain"]:
+        figures = [f"{name} {_shown(value, 1)}" for name, value in one["quality"].items()]
+        lines.append(", ".join([f"{one['domain']} ({one['prompts']} prompts)", *figures]))
+    return "\n".join([*lines, tau, "", result["verdict"], *result["unmet"]])
+
+
+def _line(name: str, alone: str, drafted: str, between: str) -> str:
+    return f"{name:<26} {alone:<24} {drafted:<24} {between}".rstrip()
+
+
+def _shown(value: Mapping[str, float], digits: int, sign: str = "") -> str:
+    low, high = (f"{value[end]:{sign}.{digits}f}" for end in ("low", "high"))
+    return f"{value['value']:{sign}.{digits}f} [{low}, {high}]"

@@ -1,0 +1,94 @@
+"""Drafts on tasks, and beside targets, that they were not distilled for (paper, Fig. 1, C.1–C.5).
+
+Every cell is one target on one task: all drafts are measured on the same target outputs, and each
+is held against the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from distillspec.studies.answer import Measurement
+from distillspec.studies.comparison import Against, PromptName, against
+from distillspec.studies.measure import Measured
+
+
+class DraftMeasurement(Measurement):
+    """A measurement with the draft's name."""
+
+    draft: str
+
+
+class Cell(TypedDict):
+    """One target on one task."""
+
+    target: str
+    task: str
+    prompts: int
+    measurements: list[DraftMeasurement]
+    comparison: list[Against]
+
+
+def cell(target: str, task: str, measured: Measured, prompts: Sequence[PromptName]) -> Cell:
+    """Put together what one measuring found; its first draft is what the others are held against.
+
+    Args:
+        target: The target's name.
+        task: The task's.
+        measured: All drafts on the same outputs.
+        prompts: What the prompts are called.
+    """
+    first, *others = measured.findings
+    return Cell(
+        target=target,
+        task=task,
+        prompts=len(prompts),
+        measurements=[
+            DraftMeasurement(**finding.result, draft=name)
+            for name, finding in measured.findings.items()
+        ],
+        comparison=[held_against(measured, name, first, prompts) for name in others],
+    )
+
+
+def held_against(
+    measured: Measured, name: str, first: str, prompts: Sequence[PromptName]
+) -> Against:
+    """Hold one draft against another of the same measuring, at the one's best γ."""
+    one, other = measured.findings[name], measured.findings[first]
+    runs = (
+        (
+            [race.runs[one.lanes[0]] for race in measured.races],
+            [race.runs[other.lanes[0]] for race in measured.races],
+            [race.plain for race in measured.races],
+        )
+        if measured.races
+        else None
+    )
+    gamma = one.result["best_gamma"]
+    return against((name, first), (one.scores, other.scores), gamma, prompts, runs)
+
+
+def verdict(drafts: Sequence[str], cells: Sequence[Cell]) -> str:
+    """Say in one sentence where each further draft is better than the first; or where one pays."""
+    first, *others = drafts
+    if not others:
+        pays = sum(_pays(one["measurements"][0]) for one in cells)
+        return f"{first} is forecast to pay on {pays} of {len(cells)} targets and tasks."
+    said = []
+    for name in others:
+        found = [one for row in cells for one in row["comparison"] if one["draft"] == name]
+        better = sum(one["tau_difference"]["low"] > 0 for one in found)
+        worse = sum(one["tau_difference"]["high"] < 0 for one in found)
+        said.append(
+            f"{name} has a higher τ than {first} on {better} of {len(found)} targets and tasks and "
+            f"a lower one on {worse}; on {len(found) - better - worse} the interval leaves it open"
+        )
+    return f"{'; '.join(said)}."
+
+
+def _pays(measurement: DraftMeasurement) -> bool:
+    best = measurement["best_gamma"]
+    row = next(one for one in measurement["gammas"] if one["gamma"] == best)
+    return row["speedup_forecast"]["low"] > 1
