@@ -14,18 +14,8 @@ from distillspec import cli
 from distillspec.commands import decode, train
 from distillspec.models import load, wrap
 from distillspec.training import checkpoint
-from support import module, perturbed, word_tokenizer
-
-WORDS = [f"w{i}" for i in range(6, 30)]
-
-
-def saved(folder, family="llama", *, seed=0, chat=False, noise=None):
-    tokenizer = word_tokenizer(chat=chat)
-    model = wrap(module(family, seed=seed), tokenizer)
-    if noise is not None:
-        model = perturbed(model, noise)
-    model.save(folder)
-    return str(folder)
+from support import module, word_tokenizer
+from verbs import WORDS, refused, run, saved
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +37,6 @@ def prompts(tmp_path):
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
-
-
-def run(capsys, *argv):
-    """Run a verb with --json; return exit code, the JSON of the last line, and stderr."""
-    code = cli.main([*map(str, argv), "--json"])
-    captured = capsys.readouterr()
-    lines = captured.out.strip().splitlines()
-    return code, json.loads(lines[-1]) if lines and code == 0 else None, captured.err
-
-
-def refused(capsys, *argv):
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    lines = [line for line in err.strip().splitlines() if line.startswith("distillspec: error")]
-    assert len(lines) == 1
-    assert "Traceback" not in err
-    return lines[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])

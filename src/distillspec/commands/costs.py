@@ -51,7 +51,8 @@ def _milliseconds(text: str, key: str, value: str) -> float:
         number = float(value)
     except ValueError as error:
         raise UserError(f"--cost {text}: {key}={value!r} is no number; {_FORM}") from error
-    least_open = key == "target"
-    if not (0 < number < float("inf") or (number == 0 and not least_open)):
-        raise UserError(f"--cost {text}: {key}={value} must be above 0; {_FORM}")
+    free = key != "target"
+    if not (0 < number < float("inf") or (number == 0 and free)):
+        least = "0 or more" if free else "above 0"
+        raise UserError(f"--cost {text}: {key}={value} must be {least}; {_FORM}")
     return number
