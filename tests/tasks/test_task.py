@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from distillspec.errors import UserError
-from distillspec.tasks import Row, load_task, read_prompts, shortened, task_names, with_shots
+from distillspec.tasks import (
+    Row,
+    load_task,
+    read_prompts,
+    shortened,
+    stdlib,
+    task_names,
+    with_shots,
+)
 from distillspec.tasks import hub as hub_module
-from distillspec.tasks import stdlib
 from distillspec.tasks.metrics import metric_of
 
 MINE = """
@@ -327,7 +334,30 @@ def test_a_long_input_is_cut_and_the_template_kept(tmp_path: Path) -> None:
         shortened(task, long, lambda text: 2000)
 
 
+def test_a_domain_is_a_prompt_source_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        hub_module, "_load", lambda *_, **__: iter([{"input": "a", "target": "(A)"}] * 3)
+    )
+    assert len(read_prompts("bbh:snarks", limit=2)) == 2
+    with pytest.raises(UserError, match="no such file or task"):
+        read_prompts("bhh:snarks")
+
+
 def test_a_compressed_file_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl.gz"
     path.write_bytes(gzip.compress(b'\xef\xbb\xbf{"input": "a", "target": "#### 1"}\r\n\r\n'))
     assert len(load_task("gsm8k").read(path)) == 1
+
+
+def test_the_example_of_the_documentation_is_a_task(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "tasks.md"
+    path = tmp_path / "capitals.toml"
+    path.write_text(page.read_text("utf-8").split("```toml\n")[1].split("```")[0])
+    task = load_task(f"{path}:asia")
+    assert task.chosen == ("Asia", "Middle East")
+    assert task.hub is not None
+    assert task.hub.columns.target == "city"
+    for name in task_names():
+        assert f"| `{name}` |" in page.read_text("utf-8")

@@ -145,10 +145,8 @@ def _scan(path_or_name: str | Path) -> Iterator[Row | Problem]:
     if path.name.endswith(_SUFFIXES):
         return scan(path, row_of)
     match = _NAME.fullmatch(str(path_or_name))
-    is_task = match is not None and (
-        match["task"].endswith(".toml") or match["task"] in task_names()
-    )
-    if is_task and not path.is_file() or path.suffix == ".toml":
+    name = "" if match is None else match["task"]
+    if name.endswith(".toml") or (name in task_names() and not path.is_file()):
         return load_task(path_or_name).rows()
     found = "is not a prompt file" if path.exists() else "no such file or task"
     raise UserError(

@@ -72,7 +72,8 @@ class Form:
         domain = subset if subset is None or not self.domains else self._domain(subset)
         if self.chosen is not None and subset not in self.chosen:
             return None
-        row_id = id_of(_value(record, columns.id), columns.id) if columns.id in record else fallback
+        found = _value(record, columns.id, fallback)
+        row_id = id_of(found, columns.id)
         text = text_of(_value(record, columns.input), columns.input)
         if self.continuation is None:
             target = text_of(_value(record, columns.target), columns.target)
@@ -101,11 +102,13 @@ class Form:
         raise InvalidRowError(f"the domain {subset!r} is unknown; {nearest(subset, known)}")
 
 
-def _value(record: Mapping[str, Any], column: str) -> object:
-    """Look a dotted column up."""
+def _value(record: Mapping[str, Any], column: str, default: str | None = None) -> object:
+    """Look a dotted column up; without a default it must be there."""
     value: object = record
     for key in column.split("."):
         if not isinstance(value, Mapping) or key not in value:
+            if default is not None:
+                return default
             raise InvalidRowError(f"no column {column!r}")
         value = value[key]
     return value
