@@ -13,6 +13,7 @@ from scipy import stats
 from distillspec.decoding import Counts, collect, complete, speculate, speculative
 from distillspec.math import verification
 from distillspec.math.forecast import acceptance_ratios, expected_calls
+from distillspec.math.rules import AS_SAMPLED, MATCHED
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.math.verification import exponential, linear, lossless, squared
 from distillspec.models.protocol import Batch
@@ -124,6 +125,7 @@ def law_p_value(
     gamma,
     sampling,
     draft_sampling=None,
+    proposal=AS_SAMPLED,
     lenience=lossless,
     stop=(),
     tokens=3,
@@ -139,6 +141,7 @@ def law_p_value(
         max_new_tokens=tokens,
         sampling=sampling,
         draft_sampling=draft_sampling,
+        proposal=proposal,
         lenience=lenience,
         stop=stop,
         generators=seeded(count, seed=gamma),
@@ -153,6 +156,7 @@ LAW_CASES = {
     "top-p 0.8": {"sampling": Sampling(top_p=0.8)},
     "T=0.5, draft T=1": {"sampling": Sampling(0.5), "draft_sampling": Sampling()},
     "greedy draft": {"sampling": Sampling(), "draft_sampling": GREEDY},
+    "exact match": {"sampling": Sampling(), "proposal": MATCHED},
     "stop id": {"sampling": Sampling(), "stop": (0,)},
 }
 
@@ -164,6 +168,10 @@ def check_law(case="T=1", gamma=3, count=3_000):
 
 def check_law_greedy_draft():
     check_law("greedy draft")
+
+
+def check_law_exact_match():
+    check_law("exact match")
 
 
 def check_law_truncated():

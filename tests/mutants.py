@@ -17,7 +17,7 @@ from types import FunctionType
 
 import decoding_checks as checks
 from distillspec.decoding import blocks, speculative, state
-from distillspec.math import forecast, sampling, verification
+from distillspec.math import forecast, rules, sampling, verification
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,20 @@ MUTANTS = (
         "q_rows.append(Sampling().probabilities(logits))\n"
         "        drafted.append(logits.argmax(-1))",
         (checks.check_law_greedy_draft, checks.check_law),
+    ),
+    Mutant(
+        "exact match accepts by the soft q and replaces by the one-hot",
+        rules.Matched.distribution,
+        "torch.zeros_like(q).scatter_(-1, drafted.unsqueeze(-1), 1.0)",
+        "q.scatter(-1, drafted.unsqueeze(-1), 2.0)",
+        (checks.check_law_exact_match,),
+    ),
+    Mutant(
+        "exact match takes its neighbour for the drafted token",
+        rules.Matched.distribution,
+        "drafted.unsqueeze(-1), 1.0",
+        "(drafted.unsqueeze(-1) + 1) % q.shape[-1], 1.0",
+        (checks.check_law_exact_match,),
     ),
     Mutant(
         "the draft ignores its settings",
@@ -403,7 +417,7 @@ MUTANTS = (
     ),
     Mutant(
         "the forecast takes γ − 1 for γ",
-        forecast.expected_calls,
+        forecast._outcomes,
         "[:L, :gamma]",
         "[:L, :gamma] * (np.arange(gamma) < gamma - 1)",
         (checks.check_forecast_tables,),

@@ -18,7 +18,9 @@ from distillspec.math.forecast import (
     block_efficiency_iid,
     break_even_alpha,
     expected_calls,
+    expected_positions,
     headroom,
+    needed_alpha,
     speedup,
 )
 from distillspec.math.sampling import GREEDY, draw
@@ -58,6 +60,27 @@ def test_mean_and_variance_equal_enumeration(ratios, gamma):
     assert got.mean == pytest.approx(mean, abs=1e-12)
     assert got.variance == pytest.approx(variance, abs=1e-11)
     assert got.variance >= 0
+
+
+@exact
+@given(ratios=st.lists(ratio, max_size=7), gamma=st.integers(1, 8))
+def test_positions_equal_enumeration(ratios, gamma):
+    """Every judged token but the sequence's last, by its place in the block, over 2^L outcomes."""
+    judged, accepted = [0.0] * gamma, [0.0] * gamma
+    for outcomes in itertools.product((True, False), repeat=len(ratios)):
+        chance = math.prod(r if yes else 1 - r for r, yes in zip(ratios, outcomes, strict=True))
+        position = 0
+        while position < len(outcomes):
+            for k in range(min(gamma, len(outcomes) - position - 1)):
+                judged[k] += chance
+                accepted[k] += chance * outcomes[position + k]
+                if not outcomes[position + k]:
+                    break
+            drafted = outcomes[position : position + min(gamma, len(outcomes) - position - 1)]
+            position += 1 + next((i for i, yes in enumerate(drafted) if not yes), len(drafted))
+    got = expected_positions(torch.tensor(ratios, dtype=torch.float64), gamma)
+    assert got.judged == pytest.approx(judged)
+    assert got.accepted == pytest.approx(accepted)
 
 
 @exact
@@ -273,6 +296,15 @@ def test_at_the_break_even_rate_speculation_costs_nothing(gammas):
 
     assert best(alpha) == pytest.approx(1, abs=1e-9)
     assert best(alpha - 1e-6) < 1 < best(alpha + 1e-6)
+
+
+def test_the_needed_rate_reaches_the_speed_up_and_no_more():
+    wanted = headroom(COST, [1, 2, 4]) * 0.9
+    alpha = needed_alpha(COST, [1, 2, 4], wanted)
+    taus = {gamma: block_efficiency_iid(alpha, gamma) for gamma in (1, 2, 4)}
+    assert max(speedup(taus[g], g, COST) for g in taus) == pytest.approx(wanted, abs=1e-9)
+    assert needed_alpha(COST, [1, 2, 4], headroom(COST, [1, 2, 4]) * 1.01) is None
+    assert needed_alpha(COST, [1], 1.0) == break_even_alpha(COST, [1])
 
 
 def test_break_even_rate_by_hand():
