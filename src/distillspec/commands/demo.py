@@ -126,6 +126,7 @@ def run(settings: Demo) -> dict[str, Any]:
     drafts = {"before": before, "control": deepcopy(before), "after": deepcopy(before)}
     lab.train("after", drafts["after"], DISTILLSPEC, seconds["after"])
     lab.train("control", drafts["control"], SFT, seconds["control"])
+    before.save(settings.out / "before")
     drafts["after"].save(settings.out / "draft")
     with budget.part("measure"):
         findings = [_measure(target, drafts, outputs, plan) for outputs in held]

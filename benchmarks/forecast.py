@@ -1,0 +1,111 @@
+"""Does the engine do what was forecast? Every lossless rule, γ ∈ {1, 3, 5}, T ∈ {0, 1}.
+
+    .venv/bin/python benchmarks/forecast.py [TARGET DRAFT...]
+
+TARGET is a folder, hub name or GGUF file, each DRAFT a folder; by default the demo's target and
+the drafts that `make demo` leaves in runs/demo, before and after distillation. Prompts are the
+demo's held-out ones. The target's calls are held against their forecast on the engine's own
+outputs: equal where the rule leaves nothing to chance, |z| ≤ 4 elsewhere. For the ratio rule (and
+greedy, which it is at T = 0) the speed-up on the clock is held against the one forecast from the
+target's outputs, α and cost. Exits 1 if a line misses. About a quarter of an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from distillspec.commands.demo import HELD_OUT_SHARE, packaged_target
+from distillspec.commands.pairs import prompt_ids
+from distillspec.math.rules import Rule, argmax_draft, exact_match, ratio_test
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models import load_together
+from distillspec.studies.answer import GammaRow
+from distillspec.studies.measure import Plan, measure
+from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
+from distillspec.tasks import read_prompts, split
+
+DEMO = Path("runs/demo")
+RULES = (
+    ratio_test(Sampling()),
+    ratio_test(GREEDY),
+    argmax_draft(Sampling()),
+    exact_match(Sampling()),
+)
+CLOCKED = {"ratio", "greedy"}
+"""Rules whose speed-up is held against its forecast."""
+GAMMAS = (1, 3, 5)
+PROMPTS, RACED, TOKENS = 32, 12, 40
+WITHIN = 0.10
+"""How far the measured speed-up may be from the forecast, relative to it."""
+
+
+def main() -> int:
+    """Print the table and return the exit code."""
+    target_path, *draft_paths = sys.argv[1:] or [packaged_target(), DEMO / "before", DEMO / "draft"]
+    if not draft_paths or not all(Path(path).is_dir() for path in draft_paths):
+        print("no drafts: run `make demo` first, or give TARGET DRAFT...", file=sys.stderr)
+        return 2
+    target, *loaded = load_together(target_path, draft_paths)
+    drafts = {Path(path).name: draft for path, draft in zip(draft_paths, loaded, strict=True)}
+    rows = split(read_prompts("stdlib"), HELD_OUT_SHARE).held_out[:PROMPTS]
+    prompts = prompt_ids(target.tokenizer, rows)
+    missed = 0
+    print(
+        f"{'rule':<13}{'T':>2} {'draft':<8}{'γ':>2} {'τ forecast':>11}{'τ counted':>10}"
+        f"{'z':>7}  {'speed-up forecast':>17}{'measured':>9}{'ratio':>7}"
+    )
+    for rule in RULES:
+        answers = complete_all(
+            target,
+            prompts,
+            sampling=rule.sampling,
+            max_new_tokens=TOKENS,
+            batch_size=PROMPTS,
+            generators=seeded(0, PROMPTS),
+            report=_quiet,
+        )
+        outputs = TargetOutputs.of(prompts, answers, rule.sampling)
+        plan = Plan(
+            gammas=(1, 2, 3, 4, 5),
+            max_new_tokens=TOKENS,
+            batch_size=PROMPTS,
+            clock_prompts=RACED,
+            repetitions=1,
+            seed=1,
+            clock_gammas=GAMMAS,
+        )
+        found = measure(target, drafts, outputs, rule, plan, _quiet)
+        for name, finding in found.findings.items():
+            for line, good in _lines(rule, name, finding.result["gammas"]):
+                missed += not good
+                print(line, "" if good else " missed", flush=True)
+    print(f"{missed} lines missed" if missed else "every line holds")
+    return 1 if missed else 0
+
+
+def _lines(rule: Rule, draft: str, rows: list[GammaRow]) -> Iterator[tuple[str, bool]]:
+    """Yield each γ that ran as a line, and whether it holds."""
+    for row in rows:
+        if "tau_counted" not in row:
+            continue
+        z, exact = row["forecast_z"], row["forecast_exact"]
+        forecast, measured = row["speedup_forecast"]["value"], row["speedup_measured"]["value"]
+        counted_as_forecast = exact or (z is not None and 0 < abs(z) <= 4)
+        near = rule.name not in CLOCKED or abs(measured / forecast - 1) < WITHIN
+        shown = "exact" if exact else "none" if z is None else f"{z:.2f}"
+        yield (
+            f"{rule.name:<13}{rule.sampling.temperature:>2g} {draft:<8}{row['gamma']:>2} "
+            f"{row['tau_forecast']['value']:>11.3f}{row['tau_counted']['value']:>10.3f}"
+            f"{shown:>7}  {forecast:>17.2f}{measured:>9.2f}{measured / forecast:>7.2f}",
+            counted_as_forecast and near,
+        )
+
+
+def _quiet(done: int, total: int) -> None:
+    """Report nothing: the table is the report."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
