@@ -72,3 +72,9 @@ def test_a_damaged_example_is_named(change: dict[str, Any], message: str, tmp_pa
     run.write_rows("examples.jsonl", [{**example_rows(["raw"], 1)[0], **change}])
     with pytest.raises(UserError, match=message):
         examples(read_run(run.folder))
+
+
+def test_the_prompts_of_a_transfer_are_not_mixed(tmp_path: Path) -> None:
+    run = create(tmp_path / "t", "transfer")
+    run.write_rows("examples.jsonl", [{**row, "task": "a"} for row in example_rows(["raw"], 2)])
+    assert examples(read_run(run.folder)) == []

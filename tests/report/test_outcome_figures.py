@@ -68,7 +68,7 @@ def test_a_tradeoff_has_a_line_per_draft_and_function_from_its_lossless_point(
             path = [start, *points]
             xs = [point.latency.value for point in path]
             assert (xs, [point.quality.value for point in path]) in drawn
-    assert ([1.0], [0.2]) in drawn  # the target alone
+    assert ([1.0], [20.0]) in drawn  # the target alone
     ring = [line for line in figure.axes[0].lines if line.get_markersize() == 16]
     assert [list(line.get_xdata()) for line in ring] == [[found.points[12].latency.value]]
     assert sorted({text.get_text() for text in figure.axes[0].texts}) == ["0.1", "0.2", "0.5"]

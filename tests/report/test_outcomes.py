@@ -22,7 +22,7 @@ def test_an_evaluation_is_read_field_by_field(measured: Store) -> None:
     assert (found.task, found.rule) == ("xsum", "greedy")
     assert found.facts["γ"] == 3
     assert [one.metric for one in found.qualities] == ["rouge2", "rougeLsum"]
-    assert found.qualities[0].target == pytest.approx((0.12, 0.1, 0.14))
+    assert found.qualities[0].target == pytest.approx((12.0, 10.0, 14.0))
     assert found.qualities[0].difference == (0, 0, 0)
     assert found.latency is not None
     assert found.latency.repetitions == 3
@@ -48,7 +48,7 @@ def test_a_tradeoff_is_read_field_by_field(measured: Store) -> None:
     found = tradeoff(read_run(measured(trade_off())))
     assert found is not None
     assert (found.metric, found.gamma, found.prompts) == ("rouge2", 3, 24)
-    assert found.quality.value == 0.2
+    assert found.quality.value == 20.0
     assert len(found.points) == 20
     assert found.points[1].lenience == "linear"
     assert found.points[1].epsilon == 0.5

@@ -60,6 +60,22 @@ def test_settings_of_one_prompt_stand_together(tmp_path: Path) -> None:
         assert [answer.setting for answer in example.answers] == ["target alone", "γ 3"]
 
 
+def test_one_prompt_in_two_tasks_is_two_examples(tmp_path: Path) -> None:
+    rows = [
+        {**output_row("p1", ["x"], "t"), "task": task, "target": target, "quality": {"bleu": 31.25}}
+        for task in ("gsm8k", "xsum")
+        for target in ("small", "large")
+    ]
+    found = view(tmp_path, rows)
+    assert [example.title for example in found.examples] == [
+        "gsm8k · p1 · code",
+        "xsum · p1 · code",
+    ]
+    settings = [answer.setting for answer in found.examples[0].answers]
+    assert settings == ["small · after · γ 3", "large · after · γ 3"]
+    assert "bleu 31.2" in found.examples[0].answers[0].facts
+
+
 def test_markup_of_a_model_or_a_prompt_is_escaped(tmp_path: Path) -> None:
     found = view(tmp_path, hostile_rows())
     (example,) = found.examples

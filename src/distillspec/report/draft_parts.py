@@ -84,6 +84,8 @@ def training_content(trained: Sequence[Training], *, alone: bool) -> Content:
 
 def _sorted(found: Sequence[Examples], rule: str) -> Drawing:
     ids = ids_of(found)
+    same = len({one.gamma for one in found}) == 1
+    at = "is the same for all" if same else "is each draft's own best"
     rows = [
         (id, *(fixed(one.taus[id], 2) if id in one.taus else NOT_MEASURED for one in found))
         for id in ids[:ROWS]
@@ -92,7 +94,8 @@ def _sorted(found: Sequence[Examples], rule: str) -> Drawing:
     note = f"{len(rows)} of {len(ids)} prompts shown; all are in examples.jsonl."
     caption = (
         "Block efficiency of every prompt, forecast on the target's own output; each draft's "
-        "prompts in the order of their τ, so that a line above another is better at every rank. "
+        "prompts in the order of their τ, so that a line above another is better at every rank; γ "
+        f"{at}. "
         f"Acceptance rule: {rule}."
     )
     return Drawing("tau-sorted", caption, sorted_taus(found), table(head, rows, note=note))
@@ -142,7 +145,8 @@ def _worse(one: Comparison) -> Table:
         for worse in one.worse[:ROWS]
     ]
     head = ("prompt", "domain", f"τ, {one.draft}", f"τ, {one.against}")
-    note = f"{len(rows)} of {len(one.worse)} listed."
+    worsened = one.counts[1] if one.counts else len(one.worse)
+    note = f"{len(rows)} of {worsened} listed."
     summary = f"Prompts on which {one.draft} is worse than {one.against}"
     return table(head, rows, note=note, summary=summary)
 

@@ -146,7 +146,7 @@ def comparison(value: Mapping[str, Any], path: Path, prefix: str) -> Comparison:
 
 
 def examples(run: StoredRun) -> list[Examples]:
-    """Read τ of every prompt, one list per draft and γ.
+    """Read τ of every prompt, one list per draft and γ; none of a transfer, whose tasks differ.
 
     Raises:
         UserError: the file is damaged, or a row of it lacks a field.
@@ -154,6 +154,8 @@ def examples(run: StoredRun) -> list[Examples]:
     found: dict[tuple[str, int], dict[str, float]] = {}
     path = run.folder / EXAMPLES
     for index, row in enumerate(run.rows(EXAMPLES), start=1):
+        if "task" in row:
+            continue
         with reading(path, f"row {index}: ", "of `measure`", "measure again"):
             taus = found.setdefault((str(row["draft"]), int(row["gamma"])), {})
             taus[str(row["id"])] = float(row["tokens"]) / float(row["calls"])

@@ -29,6 +29,11 @@ def measured_content(measured: Sequence[Measured]) -> Content:
     return Content(_verdicts(measured), tuple(_drawings(measured)), (_section(measured),))
 
 
+def suited(rule: str) -> str:
+    """Say what a sentence on divergences is about."""
+    return f"which divergence suits the rule ({rule})"
+
+
 def _verdicts(measured: Sequence[Measured]) -> tuple[Verdict, ...]:
     """Put a demo's stage after distillation first, and fold away what it started from."""
     staged = all(one.name in STAGES for one in measured)
@@ -39,7 +44,7 @@ def _verdicts(measured: Sequence[Measured]) -> tuple[Verdict, ...]:
         found += [Verdict(about, sentence, "unmet") for sentence in one.unmet]
         found.append(Verdict(about, one.verdict, "aside" if aside else "main"))
     suits = dict.fromkeys((one.rule, one.suits) for one in measured if one.suits)
-    found += [Verdict(f"rule: {rule}", sentence, "note") for rule, sentence in suits if sentence]
+    found += [Verdict(suited(rule), sentence, "note") for rule, sentence in suits if sentence]
     return tuple(found)
 
 

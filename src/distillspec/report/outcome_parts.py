@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distillspec.report import outcome_figures as figures
+from distillspec.report.measured_parts import suited
 from distillspec.report.outcomes import Evaluated, Point, TradeOff, Transfer
 from distillspec.report.results import rules
 from distillspec.report.tables import (
@@ -18,13 +19,16 @@ from distillspec.report.tables import (
     table,
 )
 
+QUALITY = 2
+"""Digits of a metric; metrics go from 0 to 100."""
+
 
 def evaluated_content(found: Evaluated) -> Content:
     """Assemble what the page says of an evaluation."""
     verdicts = [Verdict("", sentence, "unmet") for sentence in found.unmet]
     verdicts.append(Verdict(f"{found.task}, rule: {found.rule}", found.verdict))
     if found.suits:
-        verdicts.append(Verdict(f"rule: {found.rule}", found.suits, "note"))
+        verdicts.append(Verdict(suited(found.rule), found.suits, "note"))
     drawings = []
     figure = figures.evaluation(found)
     if figure is not None:
@@ -48,7 +52,7 @@ def tradeoff_content(found: TradeOff) -> Content:
     at = f"{found.task}, γ = {found.gamma}, temperature {found.temperature:g}"
     verdicts = [Verdict(at, found.verdict)]
     if found.suits:
-        verdicts.append(Verdict("rule: lenient", found.suits, "note"))
+        verdicts.append(Verdict(suited("lenient"), found.suits, "note"))
     caption = (
         f"{found.metric} against decoding time, γ = {found.gamma}, T = {found.temperature:g}, "
         f"{found.prompts} prompts: one line per draft and lenience function, ε beside its points, "
@@ -68,7 +72,7 @@ def transfer_content(found: Transfer) -> Content:
     verdicts = [Verdict("", sentence, "unmet") for one in measured for sentence in one.unmet]
     verdicts.append(Verdict(f"rule: {rules(measured)}", found.verdict))
     suits = dict.fromkeys((one.rule, one.suits) for one in measured if one.suits)
-    verdicts += [Verdict(f"rule: {rule}", text, "note") for rule, text in suits if text]
+    verdicts += [Verdict(suited(rule), text, "note") for rule, text in suits if text]
     caption = (
         "Block efficiency (at the baseline's best γ of each task) and speed-up (at each draft's "
         "own best γ; a diamond is what the clock said), per task, drafts side by side, with 95 % "
@@ -91,9 +95,9 @@ def _qualities(found: Evaluated) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             one.metric,
-            estimate(one.target, 3),
-            estimate(one.draft, 3),
-            estimate(one.difference, 3),
+            estimate(one.target, QUALITY),
+            estimate(one.draft, QUALITY),
+            estimate(one.difference, QUALITY),
         )
         for one in found.qualities
     ]
@@ -116,6 +120,8 @@ def _speed(found: Evaluated) -> Table:
         rows.append(("speed-up at batch 1", NOT_MEASURED))
     else:
         rows.append(("speed-up at batch 1, decoding only", estimate(found.latency.speedup, 2)))
+        whole = found.latency.end_to_end
+        rows.append(("speed-up at batch 1, prefill included", estimate(whole, 2)))
         note = (
             f"The clock ran on {found.latency.prompts} prompts, the median of "
             f"{found.latency.repetitions} repetitions each."
@@ -147,7 +153,7 @@ def _evaluated_domains(found: Evaluated) -> Drawing:
         (
             one.name,
             str(one.prompts),
-            *(estimate(one.quality.get(metric), 3) for metric in metrics),
+            *(estimate(one.quality.get(metric), QUALITY) for metric in metrics),
             estimate(one.tau, 2),
         )
         for one in found.domains
@@ -161,14 +167,25 @@ def _evaluated_domains(found: Evaluated) -> Drawing:
 
 
 def _points(found: TradeOff) -> Table:
-    head = ["draft", "lenience", "ε", found.metric, "minus the target's", "relative time", "τ"]
-    head += ["accepted / judged", "picked"]
-    rows = [("target alone", "–", "–", estimate(found.quality, 3), *["–"] * 5)]
+    head = [
+        "draft",
+        "lenience",
+        "ε",
+        found.metric,
+        "minus the target's",
+        "relative time",
+        "a token",
+    ]
+    head += ["τ", "accepted / judged", "picked"]
+    rows = [("target alone", "–", "–", estimate(found.quality, QUALITY), *["–"] * 6)]
     rows += [
         (*_point(point), "picked" if index == found.pick else "")
         for index, point in enumerate(found.points)
     ]
-    note = "Relative time: decoding seconds over those of the target alone, on the same prompts."
+    note = (
+        "Relative time: decoding seconds over those of the target alone, on the same prompts, in "
+        "all and for each token, as lenient outputs may be shorter or longer."
+    )
     if found.seconds is not None:
         s = found.seconds
         note += f" It takes {s.value:.3g} s a prompt [{s.low:.3g}, {s.high:.3g}]."
@@ -180,9 +197,10 @@ def _point(point: Point) -> tuple[str, ...]:
         point.draft,
         point.lenience,
         "–" if point.epsilon is None else plain(point.epsilon),
-        estimate(point.quality, 3),
-        estimate(point.difference, 3),
+        estimate(point.quality, QUALITY),
+        estimate(point.difference, QUALITY),
         estimate(point.latency, 3),
+        estimate(point.latency_per_token, 3),
         estimate(point.tau, 2),
         fixed(point.acceptance, 3),
     )

@@ -64,6 +64,8 @@ class Latency(NamedTuple):
     """The target alone."""
     speedup: Interval
     """Speed-up, decoding alone."""
+    end_to_end: Interval | None
+    """Speed-up with the prefill, where it was taken."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Point(NamedTuple):
     """Quality minus the target's, paired."""
     latency: Interval
     """Decoding seconds over those of the target alone, on the same prompts."""
+    latency_per_token: Interval | None
+    """The same for each token, where it was taken."""
     tau: Interval
     """Block efficiency the engine counted."""
     acceptance: float | None
@@ -271,6 +275,7 @@ def _point(row: Mapping[str, Any]) -> Point:
         quality=interval(row["quality"]),
         difference=interval(row["quality_difference"]),
         latency=interval(row["relative_latency"]),
+        latency_per_token=maybe(row.get("relative_latency_per_token")),
         tau=interval(row["tau"]),
         acceptance=number(row["empirical_acceptance"]),
     )
@@ -283,6 +288,7 @@ def _latency(row: Mapping[str, Any]) -> Latency:
         draft=interval(row["seconds_per_prompt"]),
         target=interval(row["seconds_per_prompt_target"]),
         speedup=interval(row["speedup"]),
+        end_to_end=maybe(row.get("speedup_end_to_end")),
     )
 
 

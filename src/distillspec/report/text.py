@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from distillspec.report.reading import reading, text_or_none
+from distillspec.report.reading import reading
 from distillspec.studies.store import OUTPUTS, StoredRun
 
 PROMPTS, ANSWERS, TOKENS = 8, 32, 400
@@ -79,11 +79,12 @@ def text_view(run: StoredRun) -> TextView | None:
     Raises:
         UserError: the file is damaged, or a row of it lacks a field.
     """
-    by_prompt: dict[tuple[str, str], list[tuple[int, Mapping[str, Any]]]] = {}
+    by_prompt: dict[tuple[str, str, str], list[tuple[int, Mapping[str, Any]]]] = {}
     path = run.folder / OUTPUTS
     for line, row in enumerate(run.rows(OUTPUTS), start=1):
         with reading(path, f"row {line}: ", "an output", "run it again"):
-            by_prompt.setdefault((str(row["id"]), str(row["prompt"])), []).append((line, row))
+            key = (str(row.get("task")), str(row["id"]), str(row["prompt"]))
+            by_prompt.setdefault(key, []).append((line, row))
     if not by_prompt:
         return None
     count = min(PROMPTS, max(1, ANSWERS // max(map(len, by_prompt.values()))))
@@ -106,9 +107,8 @@ def plain(text: str) -> str:
 def _example(rows: Sequence[tuple[int, Mapping[str, Any]]], path: Path) -> Example:
     _, first = rows[0]
     prompt = str(first["prompt"])
-    domain = text_or_none(first.get("domain"))
     return Example(
-        title=f"{first['id']}" if domain is None else f"{first['id']} · {domain}",
+        title=_joined(first.get("task"), first["id"], first.get("domain")),
         prompt=visible(prompt[:_PROMPT]),
         cut=len(prompt) > _PROMPT,
         answers=tuple(_answer(row, path, line) for line, row in rows[:ANSWERS]),
@@ -122,11 +122,15 @@ def _answer(row: Mapping[str, Any], path: Path, line: int) -> Answer:
         if len(pieces) != len(roles) or set(roles) - set(ROLES):
             raise ValueError(f"{len(pieces)} pieces with the roles {roles!r}")
         return Answer(
-            setting=str(row["setting"]),
+            setting=_joined(row.get("target"), row["setting"]),
             tokens=Markup("").join(map(_token, pieces[:TOKENS], roles)),
             left_out=max(0, len(pieces) - TOKENS),
             facts=_facts(row, len(pieces)),
         )
+
+
+def _joined(*names: object) -> str:
+    return " · ".join(str(name) for name in names if name is not None)
 
 
 def _facts(row: Mapping[str, Any], tokens: int) -> str:
@@ -136,6 +140,7 @@ def _facts(row: Mapping[str, Any], tokens: int) -> str:
             f"{int(row['drafted'])} drafted, {int(row['judged'])} judged, "
             f"{int(row['accepted'])} accepted"
         )
+    facts += [f"{name} {float(value):.3g}" for name, value in (row.get("quality") or {}).items()]
     if row.get("seconds") is not None:
         facts.append(f"{float(row['seconds']):.2f} s")
     facts.append("ended by itself" if row["finish_reason"] == "stop" else "cut at the length limit")
