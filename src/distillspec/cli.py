@@ -3,8 +3,9 @@
     distillspec VERB [flags]
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 2 a user's error told
-in one line, 3 done but a demand such as --min-speedup was not met, 130 interrupted. The functions are imported when their verb is called, because torch
-takes seconds to import and `--help` must not.
+in one line, 3 done but a demand such as --min-speedup was not met, 130 interrupted. The functions
+are imported when their verb is called, because torch takes seconds to import and `--help` must
+not.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.errors import UserError
-from distillspec.tasks import Row, read_prompts, read_valid_prompts
+from distillspec.tasks import Row, read_prompts, read_valid_prompts, task_named
 
 
 def write(folder: Path, content: str | bytes, name: str = "p.jsonl") -> Path:
@@ -238,3 +238,25 @@ def test_a_text_beside_ids_may_hold_whatever_a_model_wrote(tmp_path: Path) -> No
     line = b'{"prompt": "a", "target": "b\\u0000", "target_ids": [5, 0]}'
     (row,) = read_prompts(write(tmp_path, line))
     assert (row.target, row.target_ids) == ("b\0", (5, 0))
+
+
+def test_a_task_is_told_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task, data = task_named("gsm8k=rows.jsonl")
+    assert (task.name, data) == ("gsm8k", Path("rows.jsonl"))
+    task, data = task_named("bbh:snarks")
+    assert (task.name, data) == ("bbh:snarks", None)
+    assert task_named("rows.jsonl") is None
+    assert task_named("a=b.jsonl") is None
+    assert task_named("nowhere") is None
+    (tmp_path / "stdlib").write_text("w1\n")
+    assert task_named("stdlib") is None, "a file of that name comes first"
+    with pytest.raises(UserError, match="did you mean 'snarks'"):
+        task_named("bbh:snark")
+
+
+def test_rows_of_a_task_in_a_file_get_its_prompt(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"id": "a", "input": "How many?", "target": "#### 3"}\n')
+    (row,) = read_prompts(f"gsm8k={file}")
+    assert row.prompt.startswith("Q: How many?\nA: ")

@@ -113,7 +113,12 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
         batch_sizes=_ascending("--batch-sizes", (1, *settings.batch_sizes)),
         clock_gammas=_clocked(settings, gammas),
     )
-    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
+    rows = rows_of(
+        settings.prompts,
+        settings.limit,
+        skip_invalid=settings.skip_invalid,
+        seed=settings.seed,
+    )
     names = _names(settings.draft)
     target, *loaded = load_together(
         settings.target, list(names.values()), dtype=settings.dtype, device=settings.device

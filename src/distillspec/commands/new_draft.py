@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillspec.commands.pairs import examples, load_model
+from distillspec.commands.pairs import examples, load_model, rows_of
 from distillspec.commands.settings import NewDraft
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers, most_frequent_ids, narrow
 from distillspec.studies.outputs import seeded
-from distillspec.tasks import read_prompts
 from distillspec.training.data import Example
 
 
@@ -28,7 +27,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
     target = load_model(settings.target)
     kept = None
     if settings.keep_ids is not None and settings.prompts is not None:
-        rows = read_prompts(settings.prompts, limit=settings.limit)
+        rows = rows_of(settings.prompts, settings.limit, skip_invalid=False, training=True)
         kept = frequent_ids(target, examples(target.tokenizer, rows), settings.keep_ids)
     if settings.layers is not None:
         draft = keep_layers(target, settings.layers, kept=kept)

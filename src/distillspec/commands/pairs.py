@@ -17,7 +17,7 @@ from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import complete_all, seeded
-from distillspec.tasks import Row, read_prompts, read_valid_prompts
+from distillspec.tasks import Row, read_prompts, read_valid_prompts, task_named
 from distillspec.training.data import Example
 
 
@@ -106,12 +106,34 @@ def at_least(least: int, settings: object, *names: str) -> None:
             raise UserError(f"--{flag} {value}: expected a whole number of at least {least}")
 
 
-def rows_of(prompts: str, limit: int | None, *, skip_invalid: bool) -> list[Row]:
-    """Read a prompt file or task; say on stderr what was left out, if that was asked for.
+def rows_of(
+    prompts: str,
+    limit: int | None,
+    *,
+    skip_invalid: bool,
+    training: bool = False,
+    seed: int = 0,
+) -> list[Row]:
+    """Read a prompt file, a task by its name, or a file of a task as NAME=FILE.
+
+    Args:
+        prompts: What the flag says.
+        limit: At most so many rows; of a task a random draw, of a file the first ones.
+        skip_invalid: Leave out a file's invalid lines, and say on stderr how many.
+        training: Whether the rows are to learn from: of a task without a file its training split
+            is read then, else the split to evaluate on.
+        seed: Of the draw.
 
     Raises:
-        UserError: as `read_prompts` and `read_valid_prompts`.
+        UserError: as `read_prompts` and `read_valid_prompts`; and if a task is asked to skip rows.
     """
+    named = task_named(prompts)
+    if named is not None:
+        task, data = named
+        if skip_invalid:
+            raise UserError(f"--skip-invalid is for prompt files, and {prompts} is a task's rows")
+        read = task.read_training if training else task.read
+        return read(data, limit=limit, seed=seed)
     if not skip_invalid:
         return read_prompts(prompts, limit=limit)
     reading = read_valid_prompts(prompts, limit=limit)

@@ -29,7 +29,7 @@ from distillspec.studies.comparison import compare
 from distillspec.studies.estimates import ratio
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import RESULT, Run, read_run
-from distillspec.tasks import Row, overlap, read_prompts
+from distillspec.tasks import Row, overlap
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
@@ -46,7 +46,13 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
-    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
+    rows = rows_of(
+        settings.prompts,
+        settings.limit,
+        skip_invalid=settings.skip_invalid,
+        training=True,
+        seed=settings.seed,
+    )
     draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
@@ -63,7 +69,13 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     at_least(1, settings, "keep")
     recipe = _fit(_recipe(settings), settings)
-    rows = rows_of(settings.prompts, settings.limit, skip_invalid=settings.skip_invalid)
+    rows = rows_of(
+        settings.prompts,
+        settings.limit,
+        skip_invalid=settings.skip_invalid,
+        training=True,
+        seed=settings.seed,
+    )
     held_rows = _held_out(rows, settings.held_out)
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
@@ -107,7 +119,7 @@ def _held_out(rows: Sequence[Row], held_out: str | None) -> list[Row]:
     """Read the held-out prompts and refuse those that are trained on."""
     if held_out is None:
         return []
-    held = read_prompts(held_out)
+    held = rows_of(held_out, None, skip_invalid=False)
     if len(held) < 2:
         raise UserError(
             f"--held-out {held_out} has one prompt, which gives no interval; give more of them"

@@ -8,6 +8,7 @@ from distillspec.tasks.load import (
     load_task,
     read_prompts,
     read_valid_prompts,
+    task_named,
     task_names,
 )
 from distillspec.tasks.prompts import shortened, with_shots
@@ -25,6 +26,7 @@ __all__ = [
     "read_valid_prompts",
     "shortened",
     "split",
+    "task_named",
     "task_names",
     "with_shots",
 ]

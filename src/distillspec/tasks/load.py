@@ -119,6 +119,30 @@ def load_task(name: str | Path) -> Task:
     return task if domain is None else task.only(domain)
 
 
+def task_named(prompts: str | Path) -> tuple[Task, Path | None] | None:
+    """Tell a task from a prompt file.
+
+    Args:
+        prompts: a prompt file, a task's name (or TOML file, with ":DOMAIN" if wanted), or
+            NAME=FILE for rows of a task that lie in a file.
+
+    Returns:
+        The task and its file, None where it has to find its rows itself; None for a prompt file.
+
+    Raises:
+        UserError: as `load_task`, where the name is one of a task but the domain is not.
+    """
+    text = str(prompts)
+    name, sign, file = text.partition("=")
+    match = _NAME.fullmatch(name)
+    if match is None or not (match["task"].endswith(".toml") or match["task"] in task_names()):
+        return None
+    if sign:
+        return load_task(name), Path(file)
+    is_file = text.endswith(_SUFFIXES) or (Path(text).is_file() and not text.endswith(".toml"))
+    return None if is_file else (load_task(name), None)
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
@@ -141,13 +165,13 @@ def _not_empty(rows: list[Row], path_or_name: str | Path) -> list[Row]:
 
 
 def _scan(path_or_name: str | Path) -> Iterator[Row | Problem]:
+    named = task_named(path_or_name)
+    if named is not None:
+        task, data = named
+        return task.rows() if data is None else iter(task.read(data))
     path = Path(path_or_name)
     if path.name.endswith(_SUFFIXES):
         return scan(path, row_of)
-    match = _NAME.fullmatch(str(path_or_name))
-    name = "" if match is None else match["task"]
-    if name.endswith(".toml") or (name in task_names() and not path.is_file()):
-        return load_task(path_or_name).rows()
     found = "is not a prompt file" if path.exists() else "no such file or task"
     raise UserError(
         f"prompts {str(path_or_name)!r}: {found}; expected a file ending in "
