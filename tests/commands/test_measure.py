@@ -231,3 +231,16 @@ def test_what_contradicts_is_refused(capsys, models, prompts):
     assert "--target is missing" in refused(
         capsys, "measure", "--draft", models["near"], "--prompts", prompts
     )
+
+
+def test_rendered_prompts_of_a_log_are_taken_as_they_stand(capsys, tmp_path):
+    """A chat template must not be put around a prompt that has been through it already."""
+    draft = saved(tmp_path / "chat", chat=True)
+    log = write_rows(tmp_path / "log.jsonl", [{"prompt": "w6 w7", "target_ids": [8, 9]}])
+    about = ("measure", "--outputs", log, "--draft", draft, "--cost", COST, "--rule", "argmax")
+    lengths = []
+    for name, raw in (("chat-run", ()), ("raw-run", ("--raw",))):
+        code, _, _ = run(capsys, *about, "--out", tmp_path / name, *raw)
+        assert code == 0
+        lengths.append(json.loads((tmp_path / name / "examples.jsonl").read_text()))
+    assert lengths[1]["prompt_tokens"] == 2 < lengths[0]["prompt_tokens"]

@@ -14,16 +14,22 @@ from distillspec.studies.outputs import LoggedOutputs
 from distillspec.tasks import Row
 
 
-def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule) -> LoggedOutputs:
+def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool) -> LoggedOutputs:
     """Make ids of a log's prompts and answers.
 
     Answers logged as text are tokenized anew and end with the end-of-sequence token, which may
     differ from what was sampled; ids do not.
 
+    Args:
+        tokenizer: The draft's.
+        rows: The log.
+        rule: That is served.
+        raw: Whether the log has prompts as the server rendered them.
+
     Raises:
         UserError: naming the row that lacks an answer, or what the rule needs of it.
     """
-    asked = examples(tokenizer, rows)
+    asked = examples(tokenizer, rows, raw=raw)
     completions = []
     for row, example in zip(rows, asked, strict=True):
         if example.completion is None:

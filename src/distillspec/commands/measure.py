@@ -88,7 +88,7 @@ def _logged(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> di
     names = _names(settings.draft)
     for name, path in names.items():
         draft = load_model(path, dtype=settings.dtype, device=settings.device)
-        logged = read_log(draft.tokenizer, rows, rule)
+        logged = read_log(draft.tokenizer, rows, rule, raw=settings.raw)
         scores = score_logged(draft, logged, rule, batch_size=settings.batch_size)
         prompts = Prompts(tuple(map(len, logged.prompts)), tuple(row.domain for row in rows))
         found[name] = Finding(forecast(scores, prompts, rule, {1: cost}, gammas), scores)
@@ -124,7 +124,7 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
         settings.target, list(names.values()), dtype=settings.dtype, device=settings.device
     )
     drafts = dict(zip(names, loaded, strict=True))
-    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
+    prompts = prompt_ids(target.tokenizer, rows, context=target.context, raw=settings.raw)
     store = _store(settings, str(target.device))
     answers = answer_all(target, prompts, settings, sampling=rule.sampling, what="target outputs")
     outputs = TargetOutputs.of(prompts, answers, rule.sampling)

@@ -15,7 +15,7 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
-from distillspec.models.text import Tokenizer
+from distillspec.models.text import Raw, Tokenizer
 from distillspec.studies.outputs import complete_all, seeded
 from distillspec.tasks import Row, read_prompts, read_valid_prompts, task_named
 from distillspec.training.data import Example
@@ -142,7 +142,11 @@ def rows_of(
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, rows: Sequence[Row], *, context: int | None = None
+    tokenizer: Tokenizer,
+    rows: Sequence[Row],
+    *,
+    context: int | None = None,
+    raw: bool = False,
 ) -> list[Tensor]:
     """Make the ids of every row's prompt.
 
@@ -150,14 +154,16 @@ def prompt_ids(
         tokenizer: The target's.
         rows: What to tokenize.
         context: The most tokens a prompt may have; None for no limit.
+        raw: Whether texts are taken as they stand, without the chat template.
 
     Raises:
         UserError: naming the row whose prompt cannot be used.
     """
     ids = []
     for row in rows:
+        as_it_stands = raw and isinstance(row.prompt, str)
         try:
-            ids.append(tokenizer.prompt(row.prompt))
+            ids.append(tokenizer.prompt(Raw(row.text) if as_it_stands else row.prompt))
         except UserError as error:
             raise UserError(f"{row.id}: {error}") from error
         _check_length(row, len(ids[-1]), context, tokenizer.name)
@@ -187,13 +193,18 @@ def _check_length(row: Row, length: int, context: int | None, name: str) -> None
         )
 
 
-def examples(tokenizer: Tokenizer, rows: Sequence[Row]) -> list[Example]:
+def examples(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool = False) -> list[Example]:
     """Make training examples, with a completion where the row has a target.
+
+    Args:
+        tokenizer: The model's.
+        rows: What to tokenize.
+        raw: As for `prompt_ids`.
 
     Raises:
         UserError: naming the row whose prompt or ids cannot be used.
     """
-    prompts = prompt_ids(tokenizer, rows)
+    prompts = prompt_ids(tokenizer, rows, raw=raw)
     return [
         Example(prompt, _completion(tokenizer, row))
         for prompt, row in zip(prompts, rows, strict=True)

@@ -193,6 +193,8 @@ class Measure:
     """Use at most this many prompts."""
     skip_invalid: bool = False
     """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
+    raw: bool = False
+    """Take prompts as they stand, without the chat template, as a log of rendered ones wants."""
     clock_prompts: int = 8
     """Run the engine on the clock on this many of them; 0 for a forecast alone."""
     repetitions: int = 3
