@@ -40,7 +40,7 @@ def test_an_evaluation_has_its_verdict_its_rule_and_every_number(measured: Store
     assert ("speed-up at batch 1, decoding only", "1.26") in rows(speed)
     assert ("speed-up at batch 1, prefill included", "1.20") in rows(speed)
     assert ("throughput: tokens per second", "71.5") in rows(speed)
-    assert "8 prompts, the median of 3 repetitions" in speed.note
+    assert "on the clock: 8; runs of each, of which the median counts: 3." in speed.note
     assert ("near ties", "1") in rows(same)
 
 

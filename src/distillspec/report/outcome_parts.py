@@ -110,7 +110,7 @@ def _qualities(found: Evaluated) -> Table:
 
 
 def _speed(found: Evaluated) -> Table:
-    rows = [
+    rows: list[tuple[str, str]] = [
         ("acceptance α, expected, on the target's outputs", estimate(found.alpha, 3)),
         ("block efficiency τ, counted", estimate(found.tau, 2)),
         ("block efficiency τ, forecast", estimate(found.tau_forecast, 2)),
@@ -123,11 +123,11 @@ def _speed(found: Evaluated) -> Table:
         whole = found.latency.end_to_end
         rows.append(("speed-up at batch 1, prefill included", estimate(whole, 2)))
         note = (
-            f"The clock ran on {found.latency.prompts} prompts, the median of "
-            f"{found.latency.repetitions} repetitions each."
+            f"Prompts on the clock: {found.latency.prompts}; runs of each, of which the median "
+            f"counts: {found.latency.repetitions}."
         )
     rows += [
-        (f"throughput: {key.replace('_', ' ')}", plain(value))
+        (f"throughput: {key.replace('_', ' ')}", "–" if value is None else f"{value:.4g}")
         for key, value in found.throughput.items()
     ]
     return table(("quantity", "value"), rows, note=note)
