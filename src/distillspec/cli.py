@@ -20,6 +20,7 @@ from typing import Any
 
 import distillspec
 from distillspec.commands import settings as verbs
+from distillspec.commands import task_settings as on_tasks
 from distillspec.errors import UserError, nearest
 from distillspec.settings import parse
 
@@ -44,9 +45,9 @@ VERBS = {
     "generate": Verb(verbs.Generate, "generate"),
     "measure": Verb(verbs.Measure, "measure"),
     "decode": Verb(verbs.Decode, "decode"),
-    "evaluate": Verb(verbs.Evaluate, "evaluate"),
-    "tradeoff": Verb(verbs.Tradeoff, "tradeoff"),
-    "transfer": Verb(verbs.Transfer, "transfer"),
+    "evaluate": Verb(on_tasks.Evaluate, "evaluate"),
+    "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),
+    "transfer": Verb(on_tasks.Transfer, "transfer"),
     "report": Verb(verbs.Report, "report"),
 }
 

@@ -10,7 +10,7 @@ from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens,
 from distillspec.commands.pairs import at_least, device_of, load_both
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
-from distillspec.commands.settings import Evaluate
+from distillspec.commands.task_settings import Evaluate
 from distillspec.decoding import Output
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Tokenizer

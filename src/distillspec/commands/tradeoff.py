@@ -10,7 +10,7 @@ from distillspec.commands.evaluate import scores_by_row
 from distillspec.commands.pairs import at_least, device_of, load_together
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
-from distillspec.commands.settings import Tradeoff
+from distillspec.commands.task_settings import Tradeoff
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Tokenizer

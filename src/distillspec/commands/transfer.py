@@ -17,8 +17,8 @@ from distillspec.commands.benchmarks import (
 from distillspec.commands.pairs import at_least, device_of, load_together
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
-from distillspec.commands.settings import Transfer
 from distillspec.commands.tables import difference
+from distillspec.commands.task_settings import Transfer
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
