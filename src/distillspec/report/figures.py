@@ -14,7 +14,18 @@ from matplotlib.ticker import MaxNLocator
 from distillspec.report.drafts import Examples
 from distillspec.report.reading import Interval, short_names
 from distillspec.report.results import Measured
-from distillspec.report.style import GRID, INK, WIDTH, Look, arms, looks_of, marker, nudges, style
+from distillspec.report.style import (
+    GRID,
+    INK,
+    WIDTH,
+    Look,
+    arms,
+    diamond,
+    looks_of,
+    marker,
+    nudges,
+    style,
+)
 from distillspec.report.text import plain
 
 
@@ -200,15 +211,7 @@ def speedup_bars(measured: Sequence[Measured]) -> Figure | None:
         axes.set_xlabel("speed-up over the target alone (1 = as fast)")
         handles = [
             Patch(color=GRID, alpha=0.55, label="measured, 95 % interval"),
-            Line2D(
-                [],
-                [],
-                color=INK,
-                marker="D",
-                markerfacecolor="none",
-                linestyle="",
-                label="forecast",
-            ),
+            diamond("forecast"),
         ]
         figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return figure
@@ -248,11 +251,7 @@ def acceptance_by_place(measured: Sequence[Measured]) -> Figure | None:
         rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
         for axes, (axis, series) in zip(rows, panels, strict=True):
             for found, look, nudge in zip(series, looks, nudges(len(series), 0.1), strict=True):
-                xs = [x + nudge for x, _ in found]
-                values = [at.value for _, at in found]
-                axes.plot(xs, values, color=look.color, linestyle=look.line, linewidth=1)
-                for x, (_, at) in zip(xs, found, strict=True):
-                    marker(axes, x, at, look)
+                _estimates(axes, [(x + nudge, at) for x, at in found], look)
             axes.set_xlabel(axis)
             axes.set_ylabel("acceptance α")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -306,6 +305,13 @@ def sorted_taus(found: Sequence[Examples]) -> Figure:
         ]
         figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return figure
+
+
+def _estimates(axes: Axes, found: Sequence[tuple[float, Interval]], look: Look) -> None:
+    xs, values = [x for x, _ in found], [at.value for _, at in found]
+    axes.plot(xs, values, color=look.color, linestyle=look.line, linewidth=1)
+    for x, at in found:
+        marker(axes, x, at, look)
 
 
 def _handle(look: Look, label: str) -> Line2D:

@@ -21,6 +21,7 @@ from distillspec.report.style import (
     WIDTH,
     Look,
     arms,
+    diamond,
     looks_of,
     nudges,
     style,
@@ -173,9 +174,7 @@ def transfer(found: Transfer) -> Figure:
             axes.set_xlabel(label)
         keys = [_key(looks[draft], plain(names[draft])) for draft in drafts]
         if any(one.best.speedup_measured for cell in found.cells for one in cell.measured):
-            hollow = Line2D([], [], color=INK, marker="D", markerfacecolor="none", linestyle="")
-            hollow.set_label("measured")
-            keys.append(hollow)
+            keys.append(diamond("measured"))
         figure.legend(handles=keys, loc="outside upper left", ncols=3)
     return figure
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from distillspec.report.reading import Interval
 from distillspec.studies.store import write_text
@@ -63,6 +64,11 @@ def marker(axes: Axes, x: float, at: Interval, look: Look) -> None:
     axes.errorbar(
         x, at.value, yerr=arms(at), color=look.color, marker=look.marker, markersize=6, capsize=3
     )
+
+
+def diamond(label: str) -> Line2D:
+    """Return the legend's key of a hollow diamond."""
+    return Line2D([], [], color=INK, marker="D", markerfacecolor="none", linestyle="", label=label)
 
 
 def arms(at: Interval) -> list[list[float]]:
