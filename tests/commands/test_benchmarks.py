@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from distillspec.commands.benchmarks import ask, benchmark, names_of
+from distillspec.commands.benchmarks import ask, benchmark
+from distillspec.commands.pairs import names_of
 from distillspec.errors import UserError
 from support import tiny
 

@@ -138,18 +138,3 @@ def check_tokens(targets: Sequence[str], drafts: Sequence[str]) -> None:
         own = load_tokenizer(target)
         for draft in of_drafts:
             check_same(own.vocabulary, draft.vocabulary, names=(own.name, draft.name))
-
-
-def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
-    """Call each model by the end of its path that tells it from the others.
-
-    Raises:
-        UserError: a model is given twice, or none is.
-    """
-    if not paths or len(set(paths)) < len(paths):
-        raise UserError(f"{flag} {','.join(paths)}: expected at least one model, each once")
-    for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
-        names = ["/".join(Path(path).parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            return dict(zip(names, paths, strict=True))
-    return {path: path for path in paths}

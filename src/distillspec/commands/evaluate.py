@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
-from distillspec.commands.pairs import at_least, device_of, load_both
+from distillspec.commands.pairs import at_least, device_of, load_both, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
 from distillspec.commands.task_settings import Evaluate
@@ -46,6 +45,7 @@ def run(settings: Evaluate) -> dict[str, Any]:
         shots=settings.shots,
         shots_data=settings.shots_data,
     )
+    (name,) = names_of("--draft", [settings.draft])
     device = device_of(settings.device)
     check_tokens([settings.target], [settings.draft])
     store = Run.create(
@@ -70,7 +70,7 @@ def run(settings: Evaluate) -> dict[str, Any]:
     with bar(f"{settings.task}, with and without the draft") as report:
         found = evaluate(
             target,
-            (Path(settings.draft).name, draft),
+            (name, draft),
             asked.prompts,
             [row.id for row in asked.rows],
             rule,

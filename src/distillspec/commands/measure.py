@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from distillspec.commands.costs import cost_of
@@ -13,6 +12,7 @@ from distillspec.commands.pairs import (
     at_least,
     load_model,
     load_together,
+    names_of,
     prompt_ids,
     rows_of,
 )
@@ -28,7 +28,7 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies.answer import deciding, shown
 from distillspec.studies.breakdown import calls
-from distillspec.studies.comparison import PromptName, against
+from distillspec.studies.comparison import PromptName, held_against
 from distillspec.studies.forecast import Prompts, forecast, needed
 from distillspec.studies.measure import Finding, Measured, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, score, score_logged
@@ -85,7 +85,7 @@ def _logged(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> di
     rows = rows_of(settings.outputs or "", settings.limit, skip_invalid=settings.skip_invalid)
     store = _store(settings, "cpu")
     found: dict[str, Finding] = {}
-    names = _names(settings.draft)
+    names = names_of("--draft", settings.draft)
     for name, path in names.items():
         draft = load_model(path, dtype=settings.dtype, device=settings.device)
         logged = read_log(draft.tokenizer, rows, rule, raw=settings.raw)
@@ -119,7 +119,7 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
         skip_invalid=settings.skip_invalid,
         seed=settings.seed,
     )
-    names = _names(settings.draft)
+    names = names_of("--draft", settings.draft)
     target, *loaded = load_together(
         settings.target, list(names.values()), dtype=settings.dtype, device=settings.device
     )
@@ -185,28 +185,11 @@ def _finish(
             {"draft": name, **finding.result} for name, finding in measured.findings.items()
         ]
         asked = [PromptName(id=one.id, domain=one.domain) for one in rows]
-        result["comparison"] = [_against(measured, name, first, asked) for name in others]
+        result["comparison"] = [held_against(measured, name, first, asked) for name in others]
     if store is not None:
         store.write_rows(EXAMPLES, _examples(measured, rows, prompt_lengths))
         store.write_json(RESULT, result)
     return result
-
-
-def _against(
-    measured: Measured, name: str, first: str, asked: Sequence[PromptName]
-) -> Mapping[str, Any]:
-    one, other = measured.findings[name], measured.findings[first]
-    runs = (
-        (
-            [race.runs[one.lanes[0]] for race in measured.races],
-            [race.runs[other.lanes[0]] for race in measured.races],
-            [race.plain for race in measured.races],
-        )
-        if measured.races
-        else None
-    )
-    gamma = one.result["best_gamma"]
-    return against((name, first), (one.scores, other.scores), gamma, asked, runs)
 
 
 def _examples(
@@ -259,21 +242,6 @@ def _unmet(settings: Measure, factor: float, found: str) -> list[str]:
     if settings.min_speedup is None or factor >= settings.min_speedup:
         return []
     return [f"--min-speedup {settings.min_speedup:g} is not met: {found}"]
-
-
-def _names(drafts: Sequence[str]) -> dict[str, str]:
-    """Call each draft by the end of its path that tells it from the others.
-
-    Raises:
-        UserError: a draft is given twice.
-    """
-    if len(set(drafts)) < len(drafts):
-        raise UserError(f"--draft {','.join(drafts)}: the same draft is given twice")
-    for depth in range(1, 1 + max(len(Path(draft).parts) for draft in drafts)):
-        names = ["/".join(Path(draft).parts[-depth:]) for draft in drafts]
-        if len(set(names)) == len(names):
-            return dict(zip(names, drafts, strict=True))
-    return {draft: draft for draft in drafts}
 
 
 def _ascending(flag: str, numbers: tuple[int, ...]) -> tuple[int, ...]:

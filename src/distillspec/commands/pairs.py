@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -70,6 +71,21 @@ def load_together(
     """Load a target and its drafts as their flags say, and say on stderr that they are loaded."""
     console().print(f"loading {', '.join([target, *drafts])}")
     return models.load_together(target, drafts, dtype=dtype_of(dtype), device=device_of(device))
+
+
+def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
+    """Call each model by the end of its path that tells it from the others.
+
+    Raises:
+        UserError: a model is given twice, or none is.
+    """
+    if not paths or len(set(paths)) < len(paths):
+        raise UserError(f"{flag} {','.join(paths)}: expected at least one model, each once")
+    for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
+        names = ["/".join(Path(path).parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return dict(zip(names, paths, strict=True))
+    return {path: path for path in paths}
 
 
 def answer_all(

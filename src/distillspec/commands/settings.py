@@ -30,7 +30,8 @@ class NewDraft:
     keep_ids: int | None = None
     """Trim the output head to this many ids, the most frequent in --prompts; leave out for all."""
     prompts: str | None = None
-    """Prompt file or task whose texts are counted to choose the ids of a trimmed head."""
+    """Prompt file, task, or TASK=FILE, whose texts are counted to choose the ids of a trimmed
+    head."""
     limit: int | None = None
     """Count at most this many rows of --prompts."""
     seed: int = 0
@@ -44,7 +45,8 @@ class Train:
     draft: str
     """Folder or hub name of the draft to train."""
     prompts: str
-    """Prompt file or task. Fixed data needs rows with a target, such as `generate` writes."""
+    """Prompt file, task, or TASK=FILE. Fixed data needs rows with a target, such as `generate`
+    writes."""
     out: Path
     """Run directory: settings, metrics.jsonl, checkpoints, and the trained draft in out/draft."""
     steps: int | None = None
@@ -107,8 +109,8 @@ class Distill(Train):
     max_new_tokens: int = 64
     """Length limit of sampled completions, in tokens (the paper's for XSum)."""
     held_out: str | None = None
-    """Prompt file or task, none of it in --prompts, on whose target answers α and τ are taken
-    before, during and after training; leave out not to evaluate."""
+    """Prompt file, task, or TASK=FILE, none of it in --prompts, on whose target answers α and τ are
+    taken before, during and after training; leave out not to evaluate."""
     evaluate_every: float = 5.0
     """Minutes of training between evaluations."""
 
@@ -120,7 +122,7 @@ class Generate:
     target: str
     """Folder, hub name or GGUF file of the target."""
     prompts: str
-    """Prompt file or task."""
+    """Prompt file, task, or TASK=FILE for the rows of a task that lie in a file."""
     out: Path
     """JSONL file to write: prompt, target, and the target's ids as sampled."""
     logprobs: bool = False
@@ -162,7 +164,7 @@ class Measure:
     """Folder, hub name or GGUF file of the draft; of several, every one is held against the first
     on the same target outputs."""
     prompts: str | None = None
-    """Prompt file or task; use prompts that the draft was not trained on."""
+    """Prompt file, task, or TASK=FILE; use prompts that the draft was not trained on."""
     outputs: str | None = None
     """Instead of --target and --prompts: a log in JSON lines with the prompt, target_ids (or the
     target's text) and, for --rule ratio, target_logprobs of every answer, such as generate
@@ -255,7 +257,7 @@ class Report:
     """Draw the stored results of a run: figures, and one self-contained HTML page."""
 
     run: Path
-    """Run directory of measure, sft, distill or demo."""
+    """Run directory of any verb that has an --out RUN."""
     out: Path | None = None
     """Folder for the figures and the page; the run directory's own `report` by default."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge, names_of
+from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
 from distillspec.commands.evaluate import scores_by_row
-from distillspec.commands.pairs import at_least, device_of, load_together
+from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
 from distillspec.commands.task_settings import Tradeoff
@@ -128,19 +128,21 @@ def _rows(
 def tell(result: dict[str, Any]) -> str:
     """Show a line per setting, and the verdict."""
     metric, baseline = result["metric"], result["baseline"]
+    width = max(8, len(metric))
     lines = [
         f"{result['task']}: {result['prompts']} prompts ({result['truncated']} truncated), "
         f"γ = {result['gamma']}, T = {result['temperature']:g}; target alone: {metric} "
         f"{baseline['quality']['value']:.1f}, "
         f"{baseline['seconds_per_prompt']['value']:.2f} s a prompt",
-        f"{'setting':<36} {metric:<8} {'difference':<20} {'time':<20} {'a token':>7} {'τ':>6}",
+        f"{'setting':<36} {metric:<{width}} {'difference':<20} {'time':<20} "
+        f"{'a token':>7} {'τ':>6}",
     ]
     for index, one in enumerate(result["points"]):
         epsilon = "" if one["epsilon"] is None else f" {one['epsilon']:g}"
         change, time = one["quality_difference"], one["relative_latency"]
         cells = [
             f"{one['draft']} · {one['lenience']}{epsilon}".ljust(36),
-            f"{one['quality']['value']:<8.1f}",
+            f"{one['quality']['value']:<{width}.1f}",
             f"{change['value']:+.1f} [{change['low']:+.1f}, {change['high']:+.1f}]".ljust(20),
             f"{time['value']:.2f} [{time['low']:.2f}, {time['high']:.2f}]".ljust(20),
             f"{one['relative_latency_per_token']['value']:7.2f}",

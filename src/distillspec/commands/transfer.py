@@ -12,9 +12,8 @@ from distillspec.commands.benchmarks import (
     ask,
     benchmark,
     check_tokens,
-    names_of,
 )
-from distillspec.commands.pairs import at_least, device_of, load_together
+from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
 from distillspec.commands.tables import difference

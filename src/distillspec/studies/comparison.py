@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from distillspec.studies.breakdown import calls
 from distillspec.studies.clock import Run
 from distillspec.studies.estimates import Estimate, estimate, ratio_difference
+from distillspec.studies.measure import Measured
 from distillspec.studies.outputs import Scores
 
 WORST = 10
@@ -121,6 +122,24 @@ def against(
             for i in worse[:WORST]
         ],
     )
+
+
+def held_against(
+    measured: Measured, name: str, first: str, prompts: Sequence[PromptName]
+) -> Against:
+    """Hold one draft against another of the same measuring, at the one's best γ."""
+    one, other = measured.findings[name], measured.findings[first]
+    runs = (
+        (
+            [race.runs[one.lanes[0]] for race in measured.races],
+            [race.runs[other.lanes[0]] for race in measured.races],
+            [race.plain for race in measured.races],
+        )
+        if measured.races
+        else None
+    )
+    gamma = one.result["best_gamma"]
+    return against((name, first), (one.scores, other.scores), gamma, prompts, runs)
 
 
 _ROUNDING = 1e-9

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from distillspec.studies.answer import Measurement
-from distillspec.studies.comparison import Against, PromptName, against
+from distillspec.studies.comparison import Against, PromptName, held_against
 from distillspec.studies.measure import Measured
 
 
@@ -50,24 +50,6 @@ def cell(target: str, task: str, measured: Measured, prompts: Sequence[PromptNam
         ],
         comparison=[held_against(measured, name, first, prompts) for name in others],
     )
-
-
-def held_against(
-    measured: Measured, name: str, first: str, prompts: Sequence[PromptName]
-) -> Against:
-    """Hold one draft against another of the same measuring, at the one's best γ."""
-    one, other = measured.findings[name], measured.findings[first]
-    runs = (
-        (
-            [race.runs[one.lanes[0]] for race in measured.races],
-            [race.runs[other.lanes[0]] for race in measured.races],
-            [race.plain for race in measured.races],
-        )
-        if measured.races
-        else None
-    )
-    gamma = one.result["best_gamma"]
-    return against((name, first), (one.scores, other.scores), gamma, prompts, runs)
 
 
 def verdict(drafts: Sequence[str], cells: Sequence[Cell]) -> str:
