@@ -25,8 +25,17 @@ def test_a_row_has_the_figures_of_its_output():
         {"accuracy": 100, "accuracy_strict": 0, "accuracy_unaided": 0,
          "accuracy_strict_unaided": 0},
     ]  # fmt: skip
-    assert quality.figures(found)["accuracy"] == {"value": 100, "low": 100, "high": 100}
+    assert quality.figures(found)["accuracy"]["value"] == 100
     assert quality.figures(found)["accuracy_unaided"]["value"] == 50
+
+
+def test_answers_that_are_all_wrong_still_leave_room():
+    """The bug: resampling gave [0, 0]. Wilson's interval of 0 in n ends at z²/(n + z²)."""
+    found = scored("gsm8k", SUMS, ["The answer is 1.", "The answer is 1."])
+    share = quality.figures(found)["accuracy"]
+    z = 1.959964
+    assert (share["value"], share["low"]) == (0, 0)
+    assert share["high"] == pytest.approx(100 * z**2 / (2 + z**2), abs=1e-3)
 
 
 def test_bleu_is_of_the_corpus_and_no_row_has_it():

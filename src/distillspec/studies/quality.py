@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import binomtest
 
 from distillspec.studies.estimates import Estimate, estimate
 from distillspec.tasks.metrics import Scored, difference
@@ -17,8 +18,25 @@ OF_CORPUS = ("bleu",)
 def figures(scored: Scored) -> dict[str, Estimate]:
     """Estimate every figure of some outputs, in points from 0 to 100."""
     return {
-        name: estimate(statistic, scored.columns) for name, statistic in scored.statistics.items()
+        name: _share(scored, name) or estimate(statistic, scored.columns)
+        for name, statistic in scored.statistics.items()
     }
+
+
+def _share(scored: Scored, name: str) -> Estimate | None:
+    """Estimate a share of right answers by Wilson's interval; None for any other figure.
+
+    Resampling a handful of answers that are all wrong, or all right, gives an interval without
+    width, as if nothing could be learnt from more of them.
+    """
+    if name in OF_CORPUS:
+        return None
+    each = scored.statistics[name](scored.columns)
+    value = scored.value(name)
+    if not np.isin(each, (0.0, 100.0)).all() or not np.isclose(each.mean(), value):
+        return None
+    interval = binomtest(int((each > 0).sum()), len(each)).proportion_ci(method="wilson")
+    return Estimate(value=value, low=100 * float(interval.low), high=100 * float(interval.high))
 
 
 def differences(first: Scored, second: Scored) -> dict[str, Estimate]:
