@@ -221,7 +221,7 @@ def test_what_contradicts_is_refused(capsys, models, prompts):
     argmax = ("--rule", "argmax", "--draft-temperature", 0.5)
     assert "contradicts --rule argmax" in refused(capsys, "measure", *pair, *argmax)
     twice = f"{models['near']},{models['near']}"
-    assert "given twice" in refused(
+    assert "each once" in refused(
         capsys, "measure", "--target", models["target"], "--draft", twice, "--prompts", prompts
     )
     assert "must be among --gamma" in refused(

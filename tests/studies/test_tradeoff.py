@@ -40,7 +40,7 @@ def timer_of(sampling):
 
 def raced(settings, *, prompts=8, sampling=None):
     timer = timer_of(Sampling() if sampling is None else sampling)
-    return timer.race([torch.tensor([1])] * prompts, lanes(settings, 2), lambda *_: None)
+    return list(timer.race([torch.tensor([1])] * prompts, lanes(settings, 2), lambda *_: None))
 
 
 def setting(lenience=None, *, draft="far", sampling=None):

@@ -64,7 +64,7 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     )
     lanes = study.lanes(chosen, settings.gamma)
     with bar(f"{len(lanes)} settings on the clock") as report:
-        races = timer.race(asked.prompts, lanes, report)
+        races = [race.bare() for race in timer.race(asked.prompts, lanes, report)]
     store.write_rows(OUTPUTS, _rows(races, lanes, asked, metric, target.tokenizer))
     result = {
         "task": settings.task,

@@ -7,7 +7,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -131,6 +131,10 @@ class Output:
     def origin(self) -> tuple[Origin, ...]:
         """[L] who wrote each of them."""
         return tuple(map(writer, self.roles))
+
+    def bare(self) -> Output:
+        """Return the same without its states, which for thousands of outputs fill the memory."""
+        return replace(self, states=self.states[:0].clone())
 
 
 def writer(role: Role) -> Origin:

@@ -10,7 +10,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -87,6 +87,10 @@ class Run:
         (output,) = self.outputs
         return output
 
+    def bare(self) -> Run:
+        """Return the same without the outputs' states."""
+        return replace(self, outputs=tuple(output.bare() for output in self.outputs))
+
 
 @dataclass(frozen=True)
 class Race:
@@ -98,6 +102,11 @@ class Race:
     """Those of each lane, by its name."""
     passes: Passes
     """Single passes timed beside the runs."""
+
+    def bare(self) -> Race:
+        """Return the same without the outputs' states."""
+        runs = {name: run.bare() for name, run in self.runs.items()}
+        return replace(self, plain=self.plain.bare(), runs=runs)
 
 
 @dataclass(frozen=True)
@@ -149,20 +158,23 @@ class Timer:
 
     def race(
         self, prompts: Sequence[Tensor], lanes: Mapping[str, Lane], report: Report
-    ) -> list[Race]:
+    ) -> Iterator[Race]:
         """Run every prompt without a draft and by each lane, in alternating order, after a warm-up.
+
+        Yields one race a prompt, with the states of its outputs: who needs none keeps it `bare`.
 
         Args:
             prompts: One 1-D int64 tensor each.
             lanes: What races against the target alone, by name.
             report: Called after each prompt.
         """
+        if not prompts:
+            return
         plain = Lane(None, 0, self.rule)
         running: list[tuple[str | None, Lane]] = [(None, plain), *lanes.items()]
         for _, lane in running:
             self.run(prompts[:1], lane, self.seed)
         widths = sorted({1, *(lane.gamma + 1 for lane in lanes.values())})
-        races = []
         for i, prompt in enumerate(prompts):
             passes = self.passes([prompt], widths)
             runs: dict[str | None, list[Run]] = {name: [] for name, _ in running}
@@ -172,11 +184,10 @@ class Timer:
                     runs[name].append(self.run([prompt], lane, self.seed + i))
             middle = {name: _median_run(of_lane) for name, of_lane in runs.items()}
             alone = middle.pop(None)
-            races.append(
-                Race(alone, {name: run for name, run in middle.items() if name is not None}, passes)
-            )
             report(i + 1, len(prompts))
-        return races
+            yield Race(
+                alone, {name: run for name, run in middle.items() if name is not None}, passes
+            )
 
     def run(self, prompts: Sequence[Tensor], lane: Lane, seed: int) -> Run:
         """Decode prompts at once, on the clock."""

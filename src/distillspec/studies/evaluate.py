@@ -135,26 +135,24 @@ def evaluate(
         timer, lane, prompts, ids, plan.batch_size, lambda done, _: report(done, size + count)
     )
     clocked = sorted(random.Random(plan.seed).sample(range(size), count))
-    races = (
-        timer.race(
-            [prompts[i] for i in clocked],
-            {name: lane},
-            lambda done, _: report(size + done, size + count),
-        )
-        if clocked
-        else []
-    )
+    races: list[Race] = []
+    differences: list[Difference | None] = []
+    for race in timer.race(
+        [prompts[i] for i in clocked],
+        {name: lane},
+        lambda done, _: report(size + done, size + count),
+    ):
+        own, other = race.plain.output, race.runs[name].output
+        if _must_agree(rule):
+            differences.append(first_difference(target, own, other, ids[clocked[len(races)]]))
+        races.append(race.bare())
     return Evaluated(
         lane=lane,
         pairs=pairs,
         seconds=seconds,
         clocked=tuple(clocked),
         races=tuple(races),
-        clocked_differences=tuple(
-            first_difference(target, race.plain.output, race.runs[name].output, ids[i])
-            for i, race in zip(clocked, races, strict=True)
-            if _must_agree(rule)
-        ),
+        clocked_differences=tuple(differences),
     )
 
 
@@ -204,8 +202,8 @@ def _pairs(
         scores = list(zip(scored.by_token, scored.ratios, strict=True))
     return [
         Pair(
-            plain=_bare(plain),
-            drafted=_bare(drafted),
+            plain=plain.bare(),
+            drafted=drafted.bare(),
             scores=of_both,
             difference=first_difference(timer.target, plain, drafted, id)
             if _must_agree(rule)
@@ -217,8 +215,3 @@ def _pairs(
 
 def _must_agree(rule: Rule) -> bool:
     return rule.lossless and rule.sampling.temperature == 0
-
-
-def _bare(output: Output) -> Output:
-    """Drop the states, which for thousands of outputs would fill the memory."""
-    return dataclasses.replace(output, states=output.states[:0].clone())

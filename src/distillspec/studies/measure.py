@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from distillspec.math.forecast import best_gamma
 from distillspec.math.rules import Rule
@@ -111,26 +112,31 @@ def measure(
         for name, gammas in chosen.items()
         for gamma in (gammas if plan.clock_prompts else ())
     }
-    races = timer.race(outputs.prompts[: plan.clock_prompts], lanes, report) if lanes else []
+    races = list(timer.race(outputs.prompts[: plan.clock_prompts], lanes, report))
     timings[1] = [*timings[1], *(race_timings(race, lanes) for race in races)]
     prompts = Prompts(
         tuple(map(len, outputs.prompts)),
         tuple(domains) if domains is not None else (None,) * len(outputs.prompts),
     )
     found = {}
-    for name, draft in drafts.items():
-        own = {lane.gamma: key for key, lane in lanes.items() if lane.draft == name}
+    for name in drafts:
+        own = {key: lane for key, lane in lanes.items() if lane.draft == name}
         ran = {
-            gamma: _ran(target, draft, [(race.plain, race.runs[key]) for race in races], rule, plan,
-                        outputs, gamma)
-            for gamma, key in own.items()
-        }  # fmt: skip
+            lane.gamma: _ran(
+                timer,
+                lane,
+                outputs.prompts[: len(races)],
+                [(race.plain, race.runs[key]) for race in races],
+                plan.batch_size,
+            )
+            for key, lane in own.items()
+        }
         costs = {size: fit_cost(of_size, name) for size, of_size in timings.items()}
         result = forecast(
             scores[name], prompts, rule, costs, plan.gammas, ran=ran, clocked=len(races)
         )
         result["prefill"] = _prefill(timings[1], name)
-        found[name] = Finding(result, scores[name], tuple(own.values()))
+        found[name] = Finding(result, scores[name], tuple(own))
     return Measured(found, lanes, tuple(races))
 
 
@@ -159,32 +165,27 @@ def _gammas_to_run(
 
 
 def _ran(
-    target: LanguageModel,
-    draft: LanguageModel,
+    timer: Timer,
+    lane: Lane,
+    prompts: Sequence[Tensor],
     pairs: Sequence[tuple[Run, Run]],
-    rule: Rule,
-    plan: Plan,
-    outputs: TargetOutputs,
-    gamma: int,
+    batch_size: int,
 ) -> Ran:
-    """Say what the clocked runs of one draft brought, and hold them against their own forecast.
+    """Say what the clocked runs of one lane brought, and hold them against their own forecast.
 
     Args:
-        target: The large model.
-        draft: The small one.
-        pairs: (plain, speculative) run of each of the first prompts of `outputs`.
-        rule: The runs' own.
-        plan: How to measure.
-        outputs: Where the prompts come from.
-        gamma: The γ of the speculative runs.
+        timer: What was timed.
+        lane: The way of the speculative runs.
+        prompts: What ran.
+        pairs: (plain, speculative) run of each.
+        batch_size: Rows per teacher-forced pass.
     """
     runs = [run for _, run in pairs]
     counted = np.array([run.output.counts.target_calls for run in runs], dtype=np.float64)
-    own = TargetOutputs.of(
-        outputs.prompts[: len(runs)], [run.output for run in runs], rule.sampling
-    )
-    scores = score(target, draft, own, rule, batch_size=plan.batch_size)
-    mean, variance = calls(scores, gamma)
+    own = TargetOutputs.of(prompts, [run.output for run in runs], lane.rule.sampling)
+    draft = timer.drafts[str(lane.draft)]
+    scores = score(timer.target, draft, own, lane.rule, batch_size=batch_size)
+    mean, variance = calls(scores, lane.gamma)
     return Ran(
         tau_counted=ratio(own.lengths, counted),
         speedup_measured=rate_ratio(pairs, lambda run: run.seconds),

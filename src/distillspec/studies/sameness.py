@@ -17,8 +17,12 @@ from distillspec.decoding import Output
 from distillspec.math.precision import at_least_float32
 from distillspec.models.protocol import LanguageModel
 
-ULPS = 4
-"""A logit less than this many units in the last place below the largest one is a near tie."""
+ULPS = {torch.float64: 64, torch.float32: 64}
+"""A logit less than so many units in the last place below the largest one is a near tie. Rounding
+grows through the layers: logits of a pass over one token and of a pass over three were up to 27
+units apart in float32 (SmolLM2, 30 layers, docs/log.md), and two logits can move apart."""
+COARSE = 4
+"""The same in half precision, whose single unit is already a visible step."""
 
 
 class SameOutput(TypedDict):
@@ -83,7 +87,7 @@ def first_difference(
     logits = at_least_float32(target.head(own.states[at]))  # [V]
     top = float(logits.max())
     gap = top - float(logits[other.ids[at]])
-    return Difference(id, at, gap, ULPS * _ulp(top, target.dtype))
+    return Difference(id, at, gap, ULPS.get(target.dtype, COARSE) * _ulp(top, target.dtype))
 
 
 def _ulp(value: float, dtype: torch.dtype) -> float:
