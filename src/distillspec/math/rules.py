@@ -129,15 +129,15 @@ class Rule:
         """Say which divergence the rule asks for, and why; docs/rules.md has the evidence."""
         if self.draft_sampling.temperature == 0:
             return (
-                "forward KL or cross-entropy on target data: only the draft's argmax counts, and "
-                "these fit it as a classifier; 1 − TVD is not this rule's α"
+                "forward KL or JSD: only the draft's argmax counts, and these fit it best; "
+                "1 − TVD is not this rule's α"
             )
         if self.proposal == MATCHED:
             return (
-                "forward KL on target data: the rule's log-acceptance of an emitted y is log q(y), "
-                "whose mean forward KL raises directly"
+                "reverse KL or total variation: α = Σ p·q grows as q concentrates where p is "
+                "large, and these concentrate it"
             )
-        return "total variation, once the draft is close: this rule's α is exactly 1 − TVD"
+        return "JSD or total variation: α is exactly 1 − TVD, and JSD gets there from further away"
 
 
 def ratio_test(sampling: Sampling, draft_sampling: Sampling | None = None) -> Rule:
