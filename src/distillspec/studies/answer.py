@@ -21,6 +21,7 @@ class Ran(TypedDict, total=False):
     """What one γ brought where the engine was run."""
 
     tau_counted: Estimate
+    tau_expected: Estimate
     speedup_measured: Estimate
     speedup_spread: list[float]
     speedup_end_to_end: Estimate

@@ -188,6 +188,7 @@ def _ran(
     mean, variance = calls(scores, lane.gamma)
     return Ran(
         tau_counted=ratio(own.lengths, counted),
+        tau_expected=ratio(own.lengths, mean),
         speedup_measured=rate_ratio(pairs, lambda run: run.seconds),
         speedup_spread=_spread(pairs),
         speedup_end_to_end=rate_ratio(pairs, lambda run: run.prefill + run.seconds),
