@@ -20,7 +20,7 @@ from distillspec.studies.evaluation import evaluation
 from distillspec.studies.store import OUTPUTS, RESULT, Run
 from distillspec.studies.transcripts import ALONE, transcript
 from distillspec.tasks import Row
-from distillspec.tasks.metrics import Metric
+from distillspec.tasks.metrics import Metric, Scored
 
 CLOCKED = ", on the clock"
 """What is added to the name of a setting whose outputs come from the clocked runs."""
@@ -78,15 +78,6 @@ def run(settings: Evaluate) -> dict[str, Any]:
             report,
         )
     store.write_rows(OUTPUTS, _rows(found, asked, bench.metric, target.tokenizer))
-    plain, drafted = _outputs(found)
-    judged = (
-        None
-        if bench.metric is None
-        else (
-            judge(bench.metric, asked.rows, plain, target.tokenizer),
-            judge(bench.metric, asked.rows, drafted, target.tokenizer),
-        )
-    )
     result = {
         "task": settings.task,
         "target": settings.target,
@@ -99,10 +90,28 @@ def run(settings: Evaluate) -> dict[str, Any]:
         "max_new_tokens": bench.max_new_tokens,
         "shots": settings.shots,
         "truncated": asked.truncated,
-        **evaluation(found, plan, judged, [row.domain for row in asked.rows]),
+        **evaluation(
+            found,
+            plan,
+            _judged(found, asked, bench.metric, target.tokenizer),
+            [row.domain for row in asked.rows],
+        ),
     }
     store.write_json(RESULT, result)
     return result
+
+
+def _judged(
+    found: Evaluated, asked: Asked, metric: Metric | None, tokenizer: Tokenizer
+) -> tuple[Scored, Scored] | None:
+    """Score the outputs of the target alone and those with the draft."""
+    if metric is None:
+        return None
+    plain, drafted = _outputs(found)
+    return (
+        judge(metric, asked.rows, plain, tokenizer),
+        judge(metric, asked.rows, drafted, tokenizer),
+    )
 
 
 def _outputs(found: Evaluated) -> tuple[list[Output], list[Output]]:

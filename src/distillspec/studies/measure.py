@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from distillspec.math.forecast import best_gamma
 from distillspec.math.rules import Rule
@@ -106,11 +105,10 @@ def measure(
         for name, draft in drafts.items()
     }
     timings = {size: _timings(timer, outputs, plan, size) for size in plan.batch_sizes}
-    chosen = {name: _gammas_to_run(scores[name], timings[1], name, plan) for name in drafts}
     lanes = {
         f"{name} · γ {gamma}": Lane(name, gamma, rule)
-        for name, gammas in chosen.items()
-        for gamma in (gammas if plan.clock_prompts else ())
+        for name in drafts
+        for gamma in _gammas_to_run(scores[name], timings[1], name, plan)
     }
     races = list(timer.race(outputs.prompts[: plan.clock_prompts], lanes, report))
     timings[1] = [*timings[1], *(race_timings(race, lanes) for race in races)]
@@ -120,16 +118,9 @@ def measure(
     )
     found = {}
     for name in drafts:
-        own = {key: lane for key, lane in lanes.items() if lane.draft == name}
+        own = {key: lane for key, lane in lanes.items() if lane.draft == name} if races else {}
         ran = {
-            lane.gamma: _ran(
-                timer,
-                lane,
-                outputs.prompts[: len(races)],
-                [(race.plain, race.runs[key]) for race in races],
-                plan.batch_size,
-            )
-            for key, lane in own.items()
+            lane.gamma: _ran(timer, key, lane, races, outputs, plan) for key, lane in own.items()
         }
         costs = {size: fit_cost(of_size, name) for size, of_size in timings.items()}
         result = forecast(
@@ -137,7 +128,7 @@ def measure(
         )
         result["prefill"] = _prefill(timings[1], name)
         found[name] = Finding(result, scores[name], tuple(own))
-    return Measured(found, lanes, tuple(races))
+    return Measured(found, lanes if races else {}, tuple(races))
 
 
 def _timings(timer: Timer, outputs: TargetOutputs, plan: Plan, size: int) -> list[Timings]:
@@ -166,25 +157,29 @@ def _gammas_to_run(
 
 def _ran(
     timer: Timer,
+    name: str,
     lane: Lane,
-    prompts: Sequence[Tensor],
-    pairs: Sequence[tuple[Run, Run]],
-    batch_size: int,
+    races: Sequence[Race],
+    outputs: TargetOutputs,
+    plan: Plan,
 ) -> Ran:
     """Say what the clocked runs of one lane brought, and hold them against their own forecast.
 
     Args:
         timer: What was timed.
-        lane: The way of the speculative runs.
-        prompts: What ran.
-        pairs: (plain, speculative) run of each.
-        batch_size: Rows per teacher-forced pass.
+        name: The lane's.
+        lane: The way of the runs.
+        races: One for each of the first prompts of `outputs`.
+        outputs: Where the prompts come from.
+        plan: How to measure.
     """
+    pairs = [(race.plain, race.runs[name]) for race in races]
     runs = [run for _, run in pairs]
     counted = np.array([run.output.counts.target_calls for run in runs], dtype=np.float64)
+    prompts = outputs.prompts[: len(runs)]
     own = TargetOutputs.of(prompts, [run.output for run in runs], lane.rule.sampling)
     draft = timer.drafts[str(lane.draft)]
-    scores = score(timer.target, draft, own, lane.rule, batch_size=batch_size)
+    scores = score(timer.target, draft, own, lane.rule, batch_size=plan.batch_size)
     mean, variance = calls(scores, lane.gamma)
     return Ran(
         tau_counted=ratio(own.lengths, counted),
