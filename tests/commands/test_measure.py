@@ -200,6 +200,9 @@ def test_batches_are_forecast_each_at_its_own_cost(capsys, models, prompts):
         ("target=0,draft=1", "target=0 must be above 0"),
         ("target=20,draft=-1", "draft=-1 must be 0 or more"),
         ("target=nan,draft=1", "target=nan must be above 0"),
+        # The bug: 1e-322 ms are 0 seconds, and c was infinite, which JSON has no word for.
+        ("target=1e-322,draft=1", "target=1e-322 is no time of a pass"),
+        ("target=1,draft=1e308", "draft=1e308 is no time of a pass"),
         ("target=20,draft=1:2", "draft takes one number"),
         ("target=20,draft=1,target=3", "target is given twice"),
     ],
