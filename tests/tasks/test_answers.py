@@ -44,6 +44,8 @@ def test_stops_are_a_list_of_texts() -> None:
         # Headings of Markdown used to be taken for the mark, and hid the answer.
         ("#### Step 1: add\n2 + 3 = 5\n#### Step 2: multiply\nThe answer is 42.", 42),
         ("#### **18**", 18),
+        ("#### \\$18", 18),
+        ("#### £ 18", 18),
         # Thousands as TeX writes them.
         ("\\boxed{1{,}250}", 1250),
         ("The answer is 1,\\!250,\\!000.", 1_250_000),

@@ -14,7 +14,7 @@ _NUMBER = re.compile(
 )
 _LONGEST = 60
 """Characters of a number; a longer run of digits is noise."""
-_MARKED = re.compile(r"####\s*(?=[*_]*[-\u2212]?\$?\s?[-\u2212]?[.\d])")
+_MARKED = re.compile(r"####\s*(?=(?:[^\w\n]|_){0,6}\d)")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _STATED = re.compile(r"\banswer\s*(?:\([^)\n]*\)\s*)?(?:is|:|=)\s*:?\s*", re.IGNORECASE)
 _GIVEN = re.compile(r"^\s*A:\s*(?=[-$.\d])", re.MULTILINE)
