@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from distillspec.commands.costs import cost_of
 from distillspec.errors import UserError
+from distillspec.models import wrap
+from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
 
 COST = "target=20:21:24,draft=2,overhead=1"
@@ -87,6 +90,9 @@ def test_the_ratio_rule_asks_a_log_for_probabilities(capsys, tmp_path, models):
         ({"target_ids": [8, 9], "target_logprobs": [-1.0]}, "but 'target_ids' are 2"),
         ({"target_ids": [8], "target_logprobs": [0.5]}, "numbers, none above 0"),
         ({"target_ids": [8], "target_logprobs": "-1"}, "numbers, none above 0"),
+        # Some servers write -9999 for what they cut off; it used to count as p = 1.
+        ({"target_ids": [8], "target_logprobs": [-9999.0]}, "holds -9999.0, ln 0"),
+        ({"target_ids": [8], "target_logprobs": [-math.inf]}, "holds -inf, ln 0"),
     ],
 )
 def test_a_damaged_log_is_named_by_its_line(capsys, tmp_path, models, logged, reason):
@@ -177,6 +183,30 @@ def test_a_cost_alone_tells_what_a_draft_would_need(capsys):
     assert "--draft is missing" in refused(capsys, "measure")
 
 
+@pytest.mark.parametrize("flag", ["--target", "--prompts", "--outputs", "--out"])
+def test_what_a_cost_alone_leaves_unused_is_refused(capsys, flag):
+    """The bug: a log without a draft was passed over, and --out stored nothing."""
+    said = refused(capsys, "measure", "--cost", COST, flag, "x.jsonl")
+    assert f"{flag} without --draft" in said
+
+
+def test_a_cost_and_a_clock_are_refused(capsys):
+    said = refused(capsys, "measure", "--cost", COST, "--gamma", "1..4", "--clock-gamma", 2)
+    assert "--clock-gamma and --cost" in said
+
+
+def test_drafts_on_a_log_share_its_tokens(capsys, tmp_path, models):
+    """The bug: a text of other lengths for each draft was compared as if it had one."""
+    other = tmp_path / "other"
+    wrap(module("llama", rows=24), word_tokenizer(24)).save(other)
+    log = write_rows(tmp_path / "log.jsonl", [{"prompt": "w6 w7", "target_ids": [8, 9]}])
+    both = f"{models['near']},{other}"
+    said = refused(
+        capsys, "measure", "--outputs", log, "--draft", both, "--cost", COST, "--rule", "argmax"
+    )
+    assert "do not share a tokenizer" in said
+
+
 def test_batches_are_forecast_each_at_its_own_cost(capsys, models, prompts):
     code, found, _ = run(
         capsys, "measure", "--target", models["target"], "--draft", models["near"], "--prompts",
@@ -200,6 +230,9 @@ def test_batches_are_forecast_each_at_its_own_cost(capsys, models, prompts):
         ("target=0,draft=1", "target=0 must be above 0"),
         ("target=20,draft=-1", "draft=-1 must be 0 or more"),
         ("target=nan,draft=1", "target=nan must be above 0"),
+        # The bug: 1e-322 ms are 0 seconds, and c was infinite, which JSON has no word for.
+        ("target=1e-322,draft=1", "target=1e-322 is no time of a pass"),
+        ("target=1,draft=1e308", "draft=1e308 is no time of a pass"),
         ("target=20,draft=1:2", "draft takes one number"),
         ("target=20,draft=1,target=3", "target is given twice"),
     ],

@@ -203,3 +203,14 @@ def test_quality_is_told_of_both_sides_and_of_every_domain():
     assert by_domain["y"]["quality"]["accuracy"]["value"] == 20
     assert [by_domain[name]["prompts"] for name in "xy"] == [4, 5]
     assert "accuracy 55.6 against 66.7 of the target alone, difference -11.1" in result["verdict"]
+
+
+def test_one_prompt_is_said_to_be_one():
+    """The bug: an interval without width, as if one prompt told everything."""
+    how = plan(clock_prompts=1)
+    found = decoded(ratio_test(Sampling()), how=how)
+    alone = dataclasses.replace(found, pairs=found.pairs[:1])
+    said = evaluation(alone, how, None, [None])["verdict"]
+    assert "one prompt, which gives no interval" in said
+    assert "[" not in said
+    assert "one prompt" not in answered(found)["verdict"]

@@ -16,7 +16,7 @@ from distillspec.models.toy import TableModel
 from distillspec.studies.answer import verdict
 from distillspec.studies.comparison import compare
 from distillspec.studies.measure import Plan, measure
-from distillspec.studies.outputs import TargetOutputs, score, seeded
+from distillspec.studies.outputs import TargetOutputs, logprobs, score, seeded
 from support import random_table
 
 GAMMAS = (1, 2, 3, 4, 5)
@@ -165,6 +165,8 @@ def test_an_emitted_token_whose_rescored_probability_is_zero_counts_as_emitted()
     )
     ratios = score(target, draft, flipped, ratio_test(GREEDY), batch_size=8).ratios
     assert all(bool((r == 1).all()) for r in ratios)
+    logged = logprobs(target, flipped.states[0], flipped.completions[0], GREEDY)
+    assert logged.tolist() == [0.0] * len(logged), "the bug: -Infinity, which is no JSON"
 
 
 def row(value, low, high, *, measured):
@@ -204,6 +206,32 @@ def test_one_prompt_decides_nothing():
     assert said.startswith("Undecided: 1.40× measured at γ = 3, on one prompt")
     found = measured(random_table(seed=0), random_table(seed=0), Sampling(), clock_prompts=1)
     assert "on one prompt" in found.result["verdict"]
+
+
+def test_one_prompt_decides_nothing_of_batches():
+    """The bug: "At batch 4 it pays" from a single prompt, beside "Undecided"."""
+    target = random_table(seed=0)
+    outputs = outputs_of(target, Sampling(), prompts=1)
+    plan = {"clock_prompts": 0, "batch_sizes": (1, 4)}
+    found = measure_all(target, {"draft": target}, outputs, **plan).findings["draft"].result
+    assert [row["batch_size"] for row in found["batches"]] == [1, 4]
+    assert "on one prompt" in found["verdict"]
+    assert "At batch" not in found["verdict"]
+
+
+def test_a_loss_at_one_gamma_does_not_speak_against_another():
+    """The bug: "Do not use this draft … at its best γ = 8" while γ = 1 was forecast to gain."""
+    ran = {**row(0.8, 0.7, 0.9, measured=True), "gamma": 8}
+    ran["speedup_forecast"] = {"value": 0.8, "low": 0.7, "high": 0.9}
+    hoped = {**row(1.2, 1.1, 1.3, measured=False), "gamma": 1}
+    assert verdict([hoped, ran], 1, 0.5, 0.4, prompts=8) == (
+        "Undecided: 0.80× measured at γ = 8, but 1.20× [1.10, 1.30] forecast at γ = 1, which did "
+        "not run. Measure with --clock-gamma 1."
+    )
+    hopeless = {**row(0.9, 0.8, 0.95, measured=False), "gamma": 1}
+    said = verdict([hopeless, ran], 1, 0.5, 0.6, prompts=8)
+    assert said.startswith("Do not use this draft: 0.80× [0.70, 0.90] measured (the forecast puts")
+    assert "its best" not in said
 
 
 def test_past_its_context_a_draft_is_never_accepted_as_in_the_engine():

@@ -179,3 +179,27 @@ def test_what_is_slower_than_the_target_alone_is_not_picked():
     said = verdict(points, 40.0, 2.0, None, "accuracy")
     assert said.startswith("Use the target alone: the fastest setting")
     assert "takes 1.10 of its time" in said
+
+
+def test_two_epsilons_that_round_alike_are_two_settings():
+    """The bug: both were called "linear 0.1", and one had the other's runs."""
+    settings = [setting(linear(0.1)), setting(linear(0.1 + 1e-9))]
+    assert len(lanes(settings, 2)) == 2
+
+
+def test_answers_that_are_all_right_leave_room_as_in_evaluate():
+    """The bug: resampling gave [100, 100]."""
+
+    def all_right(outputs):
+        return Scored(("right", "all"), np.ones((len(outputs), 2)), {"right": share})
+
+    found = tradeoff(raced([setting()]), [setting()], all_right, "right", 2.0)
+    for quality in (found["baseline"]["quality"], found["points"][0]["quality"]):
+        assert quality["low"] < quality["value"] == 100
+
+
+def test_one_prompt_is_said_to_be_one():
+    found = tradeoff(raced([setting()], prompts=1), [setting()], judge, "zeros", 2.0)
+    assert "one prompt, which gives no interval" in found["verdict"]
+    found = tradeoff(raced([setting()], prompts=2), [setting()], judge, "zeros", 2.0)
+    assert "one prompt" not in found["verdict"]

@@ -61,9 +61,9 @@ def held(draft, low, high):
 
 def test_the_sentence_counts_where_a_draft_is_better():
     cells = [
-        {"comparison": [held("b", 0.1, 0.2), held("c", -0.1, 0.1)]},
-        {"comparison": [held("b", 0.1, 0.2), held("c", -0.2, -0.1)]},
-        {"comparison": [held("b", -0.1, 0.2), held("c", 0.1, 0.2)]},
+        {"prompts": 6, "comparison": [held("b", 0.1, 0.2), held("c", -0.1, 0.1)]},
+        {"prompts": 6, "comparison": [held("b", 0.1, 0.2), held("c", -0.2, -0.1)]},
+        {"prompts": 6, "comparison": [held("b", -0.1, 0.2), held("c", 0.1, 0.2)]},
     ]
     assert verdict(["a", "b", "c"], cells) == (
         "b has a higher τ than a on 2 of 3 targets and tasks and a lower one on 0; on 1 the "
@@ -73,9 +73,17 @@ def test_the_sentence_counts_where_a_draft_is_better():
 
 
 def test_one_draft_alone_is_said_to_pay_or_not():
-    def alone(low):
+    def alone(low, prompts=6):
         row = {"gamma": 3, "speedup_forecast": {"value": 1.2, "low": low, "high": 1.4}}
-        return {"measurements": [{"best_gamma": 3, "gammas": [row]}], "comparison": []}
+        measurements = [{"best_gamma": 3, "gammas": [row]}]
+        return {"prompts": prompts, "measurements": measurements, "comparison": []}
 
     said = verdict(["a"], [alone(1.1), alone(0.9)])
     assert said == "a is forecast to pay on 1 of 2 targets and tasks."
+    assert "to pay on 0 of 1" in verdict(["a"], [alone(1.2, prompts=1)])
+
+
+def test_one_prompt_leaves_open_which_draft_is_better():
+    """The bug: its interval has no width, so any difference read as certain."""
+    said = verdict(["a", "b"], [{"prompts": 1, "comparison": [held("b", 0.2, 0.2)]}])
+    assert "on 0 of 1 targets and tasks and a lower one on 0; on 1 the interval leaves" in said

@@ -41,6 +41,14 @@ def test_stops_are_a_list_of_texts() -> None:
         ("A: 26", 26),
         ("Q: 5?\nA: 5\nQ: mine\nA: 6 of 9", 6),
         ("The answer is unclear. We count 3 or 4", 4),
+        # Headings of Markdown used to be taken for the mark, and hid the answer.
+        ("#### Step 1: add\n2 + 3 = 5\n#### Step 2: multiply\nThe answer is 42.", 42),
+        ("#### **18**", 18),
+        ("#### \\$18", 18),
+        ("#### £ 18", 18),
+        # Thousands as TeX writes them.
+        ("\\boxed{1{,}250}", 1250),
+        ("The answer is 1,\\!250,\\!000.", 1_250_000),
         ("5-3 leaves 2", 2),
         ("between 10-12", 12),
         ("it is \u22125", -5),
@@ -59,6 +67,7 @@ def test_the_last_final_number_wins(text: str, number: int | Fraction | None) ->
 def test_the_strict_form_is_the_data_sets_own_mark() -> None:
     assert marked_number("The answer is 5.") is None
     assert marked_number("#### five") is None
+    assert marked_number("#### Step 2: multiply") is None
     assert marked_number("#### 5\n#### 6.0") == 6
 
 

@@ -8,6 +8,9 @@ from distillspec.math.forecast import Cost
 _KEYS = ("target", "draft", "overhead")
 _FORM = "expected milliseconds such as target=20,draft=2,overhead=1 or target=20:21:23,draft=2"
 
+_LEAST, _MOST = 1e-6, 1e9
+"""Milliseconds; far beyond them ratios of times are no numbers any more."""
+
 
 def cost_of(text: str, *, widest: int) -> Cost:
     """Read `target=…,draft=…,overhead=…` in milliseconds.
@@ -55,4 +58,9 @@ def _milliseconds(text: str, key: str, value: str) -> float:
     if not (0 < number < float("inf") or (number == 0 and free)):
         least = "0 or more" if free else "above 0"
         raise UserError(f"--cost {text}: {key}={value} must be {least}; {_FORM}")
+    if number and not _LEAST <= number <= _MOST:
+        raise UserError(
+            f"--cost {text}: {key}={value} is no time of a pass (from {_LEAST:g} to {_MOST:g} ms); "
+            f"{_FORM}"
+        )
     return number

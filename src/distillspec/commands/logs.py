@@ -9,9 +9,25 @@ import torch
 from distillspec.commands.pairs import examples
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule
+from distillspec.models import load_tokenizer
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import LoggedOutputs
 from distillspec.tasks import Row
+
+
+def check_drafts(drafts: Sequence[str]) -> None:
+    """Check from the tokenizers alone that a log's tokens are the same to all drafts.
+
+    Raises:
+        UserError: naming two drafts to which they are not.
+    """
+    first, *others = [load_tokenizer(draft) for draft in drafts]
+    for other in others:
+        if other.vocabulary.pieces != first.vocabulary.pieces:
+            raise UserError(
+                f"--draft: {first.name} and {other.name} do not share a tokenizer, so that a log's "
+                "tokens are not the same to both; judge them one at a time"
+            )
 
 
 def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool) -> LoggedOutputs:

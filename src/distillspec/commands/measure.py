@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillspec.commands.costs import cost_of
-from distillspec.commands.logs import read_log
+from distillspec.commands.logs import check_drafts, read_log
 from distillspec.commands.pairs import (
     answer_all,
     at_least,
+    device_of,
     load_model,
     load_together,
     names_of,
@@ -42,6 +43,8 @@ def run(settings: Measure) -> dict[str, Any]:
     at_least(1, settings, "limit", "max_new_tokens", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
     gammas = _ascending("--gamma", settings.gamma)
+    if settings.cost is not None and settings.clock_gamma is not None:
+        raise UserError("--clock-gamma and --cost: with --cost nothing is timed; leave one out")
     cost = None if settings.cost is None else cost_of(settings.cost, widest=gammas[-1] + 1)
     if not settings.draft:
         return _needed(settings, cost, gammas)
@@ -54,6 +57,12 @@ def _needed(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> di
     """Say what a draft of a given cost would need; there is none to measure."""
     if cost is None:
         raise UserError("--draft is missing; give it, or --cost to learn what a draft would need")
+    for name in ("target", "prompts", "outputs", "out"):
+        if getattr(settings, name) is not None:
+            raise UserError(
+                f"--{name} without --draft: there is nothing to measure; give --draft, or leave "
+                f"--{name} out to learn what a draft of that cost would need"
+            )
     rows = needed(cost, gammas)
     most = headroom(cost, gammas)
     said = [
@@ -83,9 +92,10 @@ def _logged(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> di
         )
     rule = _rule(settings)
     rows = rows_of(settings.outputs or "", settings.limit, skip_invalid=settings.skip_invalid)
-    store = _store(settings, "cpu")
-    found: dict[str, Finding] = {}
     names = names_of("--draft", settings.draft)
+    check_drafts(settings.draft)
+    store = _store(settings, device_of(settings.device))
+    found: dict[str, Finding] = {}
     for name, path in names.items():
         draft = load_model(path, dtype=settings.dtype, device=settings.device)
         logged = read_log(draft.tokenizer, rows, rule, raw=settings.raw)

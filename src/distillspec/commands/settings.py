@@ -172,7 +172,8 @@ class Measure:
     cost: str | None = None
     """Milliseconds on another machine or engine: target=…,draft=…,overhead=… of a plain decoding
     step, of one drafted token, and of a block beside both; target=20:21:23 for target passes over
-    1, 2, 3 tokens, the last for all longer ones. Then nothing is timed here."""
+    1, 2, 3 tokens, the last for all longer ones. Then nothing is timed here, and batch 1 alone is
+    forecast."""
     rule: LosslessRule = "ratio"
     """How drafted tokens are judged where it is served: ratio (the paper's), argmax (a greedy
     draft), or exact-match (accept what equals the target's own sample)."""

@@ -7,6 +7,8 @@ from typing import TypedDict
 
 from distillspec.studies.estimates import Estimate
 
+ONE_PROMPT = "All of this is of one prompt, which gives no interval: take more prompts."
+
 
 class Overview(TypedDict):
     """What one γ is forecast to bring."""
@@ -147,7 +149,7 @@ def verdict(
     """Say in one sentence, or two, whether to use the draft.
 
     What the clock measured decides, at the γ the engine ran at; where it ran nowhere, the forecast
-    at its best γ.
+    at its best γ. A loss at one γ does not speak against another that is forecast to gain.
 
     Args:
         rows: What is known of each γ.
@@ -159,19 +161,13 @@ def verdict(
     """
     row = deciding(rows, best)
     gamma = row["gamma"]
-    gain, how = (
-        (row["speedup_measured"], "measured")
-        if "speedup_measured" in row
-        else (row["speedup_forecast"], "forecast")
-    )
+    hoped = next(one for one in rows if one["gamma"] == best)["speedup_forecast"]
+    how = "measured" if "speedup_measured" in row else "forecast"
+    gain = row.get("speedup_measured", row["speedup_forecast"])
     figures = f"{shown(gain)} {how}"
     if gamma != best:
         figures += f" (the forecast puts γ = {best} first)"
-    known = (
-        "at this cost even a draft that is always right would be slower"
-        if break_even is None
-        else f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
-    )
+    known = _known(break_even, alpha)
     if prompts < 2:
         said = (
             f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, on one prompt, which gives no "
@@ -179,8 +175,14 @@ def verdict(
         )
     elif gain["low"] > 1:
         said = f"Use this draft with γ = {gamma}: {figures}."
+    elif gain["high"] < 1 <= hoped["high"] and gamma != best:
+        said = (
+            f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, but {shown(hoped)} forecast at "
+            f"γ = {best}, which did not run. Measure with --clock-gamma {best}."
+        )
     elif gain["high"] < 1:
-        said = f"Do not use this draft: {figures} at its best γ = {gamma}; {known}."
+        at = "at its best" if gamma == best else "at"
+        said = f"Do not use this draft: {figures} {at} γ = {gamma}; {known}."
     else:
         said = f"Undecided: {figures} at γ = {gamma}; {known}. Measure on more prompts."
     return " ".join([said, *map(_at_batch, batches)])
@@ -194,8 +196,16 @@ def deciding(rows: Sequence[GammaRow], best: int) -> GammaRow:
     return next(row for row in rows if row["gamma"] == best)
 
 
+def _known(break_even: float | None, alpha: float) -> str:
+    if break_even is None:
+        return "at this cost even a draft that is always right would be slower"
+    return f"break-even α is {break_even:.2f}, this pair has {alpha:.2f}"
+
+
 def shown(gain: Estimate) -> str:
-    """Write a factor with its interval."""
+    """Write a factor with its interval; one without width, as a single prompt's, says nothing."""
+    if gain["low"] == gain["high"]:
+        return f"{gain['value']:.2f}×"
     return f"{gain['value']:.2f}× [{gain['low']:.2f}, {gain['high']:.2f}]"
 
 

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from distillspec.decoding import Output
 from distillspec.studies import quality
-from distillspec.studies.answer import shown
+from distillspec.studies.answer import ONE_PROMPT, shown
 from distillspec.studies.breakdown import calls
 from distillspec.studies.estimates import Estimate, ratio
 from distillspec.studies.evaluate import Evaluated, Plan
@@ -191,4 +191,4 @@ def verdict(result: Evaluation) -> str:
             said += f", {same['near_ties']} differ from it at a near tie"
         if same["different"]:
             said += f", {same['different']} are not"
-    return said + "."
+    return f"{said}." if result["prompts"] > 1 else f"{said}. {ONE_PROMPT}"

@@ -106,7 +106,8 @@ def forecast(
             alpha["value"],
             break_even,
             prompts=clocked if ran else len(scores.lengths),
-            batches=[row for row in batches if row["batch_size"] > 1],
+            # A single prompt spans no interval, and without one nothing is said of batches.
+            batches=[row for row in batches if row["batch_size"] > 1 and len(scores.lengths) > 1],
         ),
     )
 

@@ -182,7 +182,8 @@ def logprobs(
     found = torch.empty(len(completion), dtype=torch.float64)
     for rows in torch.split(torch.arange(len(completion)), ROWS):
         p = sampling.probabilities(target.head(states[rows]))  # [n, V]
-        found[rows] = p.gather(1, completion[rows, None].to(p.device))[:, 0].double().log().cpu()
+        of_y = p.gather(1, completion[rows, None].to(p.device))[:, 0]
+        found[rows] = _emitted(of_y).log().cpu()
     return found.clamp(max=0)  # a probability may round to a little above 1
 
 
@@ -285,11 +286,15 @@ def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
 
 
 def _ratios(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
-    """Return the rule's r_t in float64 for tokens that the target really emitted.
+    """Return the rule's r_t in float64 for tokens that the target really emitted."""
+    return rule.proposal.ratios(_emitted(p_of_y).cpu(), q_of_y.double().cpu())
+
+
+def _emitted(p_of_y: Tensor) -> Tensor:
+    """Return float64 probabilities of emitted tokens, none of them 0.
 
     Where rounding alone decides between two tokens (greedy near ties, the edge of a truncation)
     the teacher-forced pass may give an emitted token p = 0. It was emitted, so under greedy its
     p was 1; r = q is exact there and the closest bound elsewhere.
     """
-    p = torch.where(p_of_y > 0, p_of_y, torch.ones_like(p_of_y)).double().cpu()
-    return rule.proposal.ratios(p, q_of_y.double().cpu())
+    return torch.where(p_of_y > 0, p_of_y, torch.ones_like(p_of_y)).double()

@@ -14,8 +14,10 @@ import numpy as np
 
 from distillspec.decoding import Counts, Output
 from distillspec.math.rules import Rule
+from distillspec.studies.answer import ONE_PROMPT
 from distillspec.studies.clock import Lane, Race, Run
 from distillspec.studies.estimates import Estimate, estimate, ratio
+from distillspec.studies.quality import figures
 from distillspec.tasks.metrics import Scored, difference
 
 LOSSLESS = "lossless"
@@ -38,7 +40,8 @@ class Setting:
     @property
     def name(self) -> str:
         """Name it among the settings of a run."""
-        shown = self.lenience if self.epsilon is None else f"{self.lenience} {self.epsilon:g}"
+        # In full: two ε that round alike are two settings.
+        shown = self.lenience if self.epsilon is None else f"{self.lenience} {self.epsilon}"
         return f"{self.draft} · {shown}"
 
 
@@ -107,7 +110,7 @@ def tradeoff(
     plain = [race.plain for race in races]
     alone = judge([run.output for run in plain])
     baseline = Baseline(
-        quality=estimate(alone.statistics[metric], alone.columns),
+        quality=figures(alone)[metric],
         seconds_per_prompt=ratio([run.seconds for run in plain], [1.0] * len(plain)),
         tokens=sum(len(run.output.ids) for run in plain),
     )
@@ -116,13 +119,14 @@ def tradeoff(
         runs = [race.runs[one.name] for race in races]
         points.append(_point(one, runs, plain, judge([run.output for run in runs]), alone, metric))
     picked = pick(points, baseline["quality"]["value"], max_loss)
+    said = verdict(points, baseline["quality"]["value"], max_loss, picked, metric)
     return Tradeoff(
         metric=metric,
         prompts=len(races),
         baseline=baseline,
         points=points,
         pick=Pick(max_loss=max_loss, point=picked),
-        verdict=verdict(points, baseline["quality"]["value"], max_loss, picked, metric),
+        verdict=said if len(races) > 1 else f"{said} {ONE_PROMPT}",
     )
 
 
@@ -145,7 +149,7 @@ def _point(
         draft=setting.draft,
         lenience=setting.lenience,
         epsilon=setting.epsilon,
-        quality=estimate(scored.statistics[metric], scored.columns),
+        quality=figures(scored)[metric],
         quality_difference=estimate(*difference(metric, scored, alone)),
         relative_latency=estimate(lambda s: s[:, 0] / s[:, 2], columns),
         relative_latency_per_token=estimate(

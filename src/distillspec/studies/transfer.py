@@ -6,12 +6,16 @@ is held against the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
 from distillspec.studies.answer import Measurement
 from distillspec.studies.comparison import Against, PromptName, held_against
+from distillspec.studies.estimates import Estimate
 from distillspec.studies.measure import Measured
+
+_OPEN = Estimate(value=0.0, low=-math.inf, high=math.inf)
 
 
 class DraftMeasurement(Measurement):
@@ -53,16 +57,24 @@ def cell(target: str, task: str, measured: Measured, prompts: Sequence[PromptNam
 
 
 def verdict(drafts: Sequence[str], cells: Sequence[Cell]) -> str:
-    """Say in one sentence where each further draft is better than the first; or where one pays."""
+    """Say in one sentence where each further draft is better than the first; or where one pays.
+
+    A single prompt spans no interval: it leaves open which draft is better, and does not pay.
+    """
     first, *others = drafts
     if not others:
-        pays = sum(_pays(one["measurements"][0]) for one in cells)
+        pays = sum(one["prompts"] > 1 and _pays(one["measurements"][0]) for one in cells)
         return f"{first} is forecast to pay on {pays} of {len(cells)} targets and tasks."
     said = []
     for name in others:
-        found = [one for row in cells for one in row["comparison"] if one["draft"] == name]
-        better = sum(one["tau_difference"]["low"] > 0 for one in found)
-        worse = sum(one["tau_difference"]["high"] < 0 for one in found)
+        found = [
+            one["tau_difference"] if row["prompts"] > 1 else _OPEN
+            for row in cells
+            for one in row["comparison"]
+            if one["draft"] == name
+        ]
+        better = sum(one["low"] > 0 for one in found)
+        worse = sum(one["high"] < 0 for one in found)
         said.append(
             f"{name} has a higher τ than {first} on {better} of {len(found)} targets and tasks and "
             f"a lower one on {worse}; on {len(found) - better - worse} the interval leaves it open"

@@ -14,7 +14,7 @@ _NUMBER = re.compile(
 )
 _LONGEST = 60
 """Characters of a number; a longer run of digits is noise."""
-_MARKED = re.compile(r"####\s*")
+_MARKED = re.compile(r"####\s*(?=(?:[^\w\n]|_){0,6}\d)")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _STATED = re.compile(r"\banswer\s*(?:\([^)\n]*\)\s*)?(?:is|:|=)\s*:?\s*", re.IGNORECASE)
 _GIVEN = re.compile(r"^\s*A:\s*(?=[-$.\d])", re.MULTILINE)
@@ -41,7 +41,10 @@ def cut(text: str, stops: Sequence[str]) -> str:
 
 
 def marked_number(text: str) -> Fraction | None:
-    """Read the last `#### N`, the data set's own form; None where there is none."""
+    """Read the last `#### N`, the data set's own form; None where there is none.
+
+    The number follows at once: "#### Step 2" is a heading of Markdown.
+    """
     return _last_after(_MARKED, text)
 
 
@@ -81,7 +84,8 @@ def _number_of(clause: str) -> Fraction | None:
 
 
 def _numbers(text: str) -> list[Fraction]:
-    found = [match[0] for match in _NUMBER.finditer(text.replace("\u2212", "-"))]
+    text = text.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",")  # TeX's thousands
+    found = [match[0] for match in _NUMBER.finditer(text)]
     plain = [re.sub(r"[$,\s]", "", number).replace("--", "") for number in found]
     return [Fraction(number) for number in plain if len(number) <= _LONGEST]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -169,6 +170,9 @@ def _logprobs(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[float
     )
     if not numbers:
         raise InvalidRowError("'target_logprobs' must be a list of numbers, none above 0")
+    zero = next((one for one in logged if math.exp(one) == 0), None)
+    if zero is not None:
+        raise InvalidRowError(f"'target_logprobs' holds {zero}, ln 0: no such token is sampled")
     if ids is None or len(ids) != len(logged):
         given = "are missing" if ids is None else f"are {len(ids)}"
         raise InvalidRowError(f"{len(logged)} 'target_logprobs', but 'target_ids' {given}")
