@@ -35,12 +35,12 @@ RULES = (
     argmax_draft(Sampling()),
     exact_match(Sampling()),
 )
-CLOCKED = {"ratio": 16, "greedy": 8}
+CLOCKED = {"ratio": 12, "greedy": 6}
 """Rules whose speed-up is held against its forecast, and on how many prompts they run: where
 drafts are accepted by chance, more are needed."""
 GAMMAS = (1, 3, 5)
 PROMPTS, TOKENS = 32, 40
-COUNTED = 6
+COUNTED = 4
 """Prompts that run where the calls alone are compared, not the clock."""
 WITHIN = 0.10
 """How far the measured speed-up may be from the forecast, relative to it."""

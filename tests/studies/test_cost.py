@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from distillspec.decoding import complete
 from distillspec.math.forecast import Cost
-from distillspec.math.rules import ratio_test
-from distillspec.math.sampling import GREEDY
-from distillspec.studies.clock import Lane, Passes, Race, Run, Timings
-from distillspec.studies.cost import fit_cost, race_timings
-from support import random_table
+from distillspec.studies.clock import Passes, Timings
+from distillspec.studies.cost import fit_cost
 
 PASSES = Passes(target={1: 10.0, 2: 10.5, 3: 11.0, 4: 12.0}, drafts={"d": 2.0})
 
@@ -38,18 +33,9 @@ def test_noise_makes_no_negative_cost():
     assert (cost.draft, cost.overhead, cost.overhead_plain) == (0, 0, 0)
 
 
-def test_a_race_tells_of_its_blocks_and_of_no_other_draft():
-    (output,) = complete(
-        random_table(), None, [torch.tensor([0])], gamma=0, max_new_tokens=2, sampling=GREEDY
-    )
-    race = Race(
-        Run((output,), 1.0, (10.0, 10.5)),
-        {"a": Run((output,), 1.0, (18.0, 19.0)), "b": Run((output,), 1.0, (99.0,))},
-        Passes(PASSES.target, {"d": 2.0, "e": 50.0}),
-    )
-    rule = ratio_test(GREEDY)
-    timings = race_timings(race, {"a": Lane("d", 3, rule), "b": Lane("e", 1, rule)})
-    assert timings.blocks == {(None, 0): 10.25, ("d", 3): 18.5, ("e", 1): 99.0}
+def test_blocks_of_another_draft_say_nothing():
+    passes = Passes(PASSES.target, {"d": 2.0, "e": 50.0})
+    timings = Timings(passes, {(None, 0): 10.25, ("d", 3): 18.5, ("e", 1): 99.0})
     assert fit_cost([timings], "d").overhead == 0.5
 
 

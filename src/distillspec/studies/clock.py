@@ -100,8 +100,6 @@ class Race:
     """The target alone: γ = 0."""
     runs: dict[str, Run]
     """Those of each lane, by its name."""
-    passes: Passes
-    """Single passes timed beside the runs."""
 
     def bare(self) -> Race:
         """Return the same without the outputs' states."""
@@ -174,9 +172,7 @@ class Timer:
         running: list[tuple[str | None, Lane]] = [(None, plain), *lanes.items()]
         for _, lane in running:
             self.run(prompts[:1], lane, self.seed)
-        widths = sorted({1, *(lane.gamma + 1 for lane in lanes.values())})
         for i, prompt in enumerate(prompts):
-            passes = self.passes([prompt], widths)
             runs: dict[str | None, list[Run]] = {name: [] for name, _ in running}
             for repetition in range(self.repetitions):
                 shift = (i + repetition) % len(running)
@@ -185,9 +181,7 @@ class Timer:
             middle = {name: _median_run(of_lane) for name, of_lane in runs.items()}
             alone = middle.pop(None)
             report(i + 1, len(prompts))
-            yield Race(
-                alone, {name: run for name, run in middle.items() if name is not None}, passes
-            )
+            yield Race(alone, {name: run for name, run in middle.items() if name is not None})
 
     def run(self, prompts: Sequence[Tensor], lane: Lane, seed: int) -> Run:
         """Decode prompts at once, on the clock."""

@@ -1,4 +1,7 @@
-"""The cost model, fitted to what the clock showed: passes, and blocks of several γ."""
+"""The cost model, fitted to timed passes and blocks of several γ.
+
+The races take no part in it: what they measure must be able to contradict what it forecasts.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from distillspec.math.forecast import Cost
-from distillspec.studies.clock import Lane, Race, Timings
-
-
-def race_timings(race: Race, lanes: Mapping[str, Lane]) -> Timings:
-    """Take what a race tells of single blocks; means, because a run's seconds are their sum."""
-    blocks: dict[tuple[str | None, int], float] = {(None, 0): statistics.mean(race.plain.blocks)}
-    for name, run in race.runs.items():
-        blocks[lanes[name].draft, lanes[name].gamma] = statistics.mean(run.blocks)
-    return Timings(race.passes, blocks)
+from distillspec.studies.clock import Timings
 
 
 def fit_cost(timings: Sequence[Timings], name: str) -> Cost:
@@ -29,14 +24,14 @@ def fit_cost(timings: Sequence[Timings], name: str) -> Cost:
     no slope: then t_draft is the draft's pass timed alone.
 
     Args:
-        timings: Passes and blocks timed in turn; the first ones hold every width from 1 on.
+        timings: Passes of every width from 1 on, and blocks, timed in turn.
         name: The draft.
 
     Raises:
         ValueError: no block was timed.
     """
     target = {
-        k: statistics.median(one.passes.target[k] for one in timings if k in one.passes.target)
+        k: statistics.median(one.passes.target[k] for one in timings)
         for k in sorted(timings[0].passes.target)
     }
     draft = statistics.median(one.passes.drafts[name] for one in timings)

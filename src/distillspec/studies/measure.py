@@ -16,7 +16,7 @@ from distillspec.models.protocol import LanguageModel
 from distillspec.studies.answer import Measurement, PrefillRow, Ran
 from distillspec.studies.breakdown import calls
 from distillspec.studies.clock import Lane, Race, Run, Timer, Timings
-from distillspec.studies.cost import fit_cost, race_timings
+from distillspec.studies.cost import fit_cost
 from distillspec.studies.estimates import Estimate, estimate, ratio
 from distillspec.studies.forecast import Prompts, forecast
 from distillspec.studies.outputs import Report, Scores, TargetOutputs, score
@@ -111,7 +111,6 @@ def measure(
         for gamma in _gammas_to_run(scores[name], timings[1], name, plan)
     }
     races = list(timer.race(outputs.prompts[: plan.clock_prompts], lanes, report))
-    timings[1] = [*timings[1], *(race_timings(race, lanes) for race in races)]
     prompts = Prompts(
         tuple(map(len, outputs.prompts)),
         tuple(domains) if domains is not None else (None,) * len(outputs.prompts),
