@@ -312,3 +312,12 @@ def test_a_torn_line_of_any_file_is_cut_before_it_goes_on(tmp_path: Path) -> Non
     file.write_bytes(file.read_bytes() + b'{"id": "2", "te')
     create(run.folder, exists="continue").append("outputs.jsonl", {"id": "3"})
     assert read_run(run.folder).rows("outputs.jsonl") == ({"id": "1"}, {"id": "3"})
+
+
+def test_a_record_that_lacks_what_a_page_shows_is_told(tmp_path):
+    run = Run.create(tmp_path / "run", verb="measure", config={}, seed=0, device="cpu")
+    record = json.loads((run.folder / "run.json").read_text())
+    del record["machine"], record["command"]
+    (run.folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"run.json: damaged: command, machine missing"):
+        read_run(run.folder)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
 from distillspec.commands.pairs import at_least, device_of, load_both, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
+from distillspec.commands.tables import interval
 from distillspec.commands.task_settings import Evaluate
 from distillspec.decoding import Output
 from distillspec.math.sampling import Sampling
@@ -162,15 +163,17 @@ def tell(result: dict[str, Any]) -> str:
     ]
     for name, value in result["quality"].items():
         alone, gain = result["quality_target"][name], result["quality_difference"][name]
-        lines.append(_line(name, _shown(alone, 1), _shown(value, 1), _shown(gain, 1, sign="+")))
+        lines.append(
+            _line(name, interval(alone, 1), interval(value, 1), interval(gain, 1, sign="+"))
+        )
     timed, flow = result["latency"], result["throughput"]
     if timed is not None:
         lines.append(
             _line(
                 "seconds a prompt",
-                _shown(timed["seconds_per_prompt_target"], 2),
-                _shown(timed["seconds_per_prompt"], 2),
-                f"speed-up {_shown(timed['speedup'], 2)}",
+                interval(timed["seconds_per_prompt_target"], 2),
+                interval(timed["seconds_per_prompt"], 2),
+                f"speed-up {interval(timed['speedup'], 2)}",
             )
         )
     lines.append(
@@ -181,22 +184,17 @@ def tell(result: dict[str, Any]) -> str:
             f"{flow['ratio']:.2f}×",
         )
     )
-    tau = f"τ {_shown(result['tau'], 2)} counted"
+    tau = f"τ {interval(result['tau'], 2)} counted"
     if result["alpha"] is not None:
         tau = (
-            f"α {_shown(result['alpha'], 3)} expected, {tau}, "
-            f"{_shown(result['tau_forecast'], 2)} forecast on the target's own outputs"
+            f"α {interval(result['alpha'], 3)} expected, {tau}, "
+            f"{interval(result['tau_forecast'], 2)} forecast on the target's own outputs"
         )
     for one in result["by_domain"]:
-        figures = [f"{name} {_shown(value, 1)}" for name, value in one["quality"].items()]
+        figures = [f"{name} {interval(value, 1)}" for name, value in one["quality"].items()]
         lines.append(", ".join([f"{one['domain']} ({one['prompts']} prompts)", *figures]))
     return "\n".join([*lines, tau, "", result["verdict"], *result["unmet"]])
 
 
 def _line(name: str, alone: str, drafted: str, between: str) -> str:
     return f"{name:<26} {alone:<24} {drafted:<24} {between}".rstrip()
-
-
-def _shown(value: Mapping[str, float], digits: int, sign: str = "") -> str:
-    low, high = (f"{value[end]:{sign}.{digits}f}" for end in ("low", "high"))
-    return f"{value['value']:{sign}.{digits}f} [{low}, {high}]"

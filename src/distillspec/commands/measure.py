@@ -28,13 +28,12 @@ from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies.answer import deciding, shown
-from distillspec.studies.breakdown import calls
 from distillspec.studies.comparison import PromptName, held_against
 from distillspec.studies.forecast import Prompts, forecast, needed
 from distillspec.studies.measure import Finding, Measured, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, score, score_logged
 from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run
-from distillspec.studies.transcripts import transcripts
+from distillspec.studies.transcripts import examples, transcripts
 from distillspec.tasks import Row
 
 
@@ -197,33 +196,9 @@ def _finish(
         asked = [PromptName(id=one.id, domain=one.domain) for one in rows]
         result["comparison"] = [held_against(measured, name, first, asked) for name in others]
     if store is not None:
-        store.write_rows(EXAMPLES, _examples(measured, rows, prompt_lengths))
+        store.write_rows(EXAMPLES, examples(measured, rows, prompt_lengths))
         store.write_json(RESULT, result)
     return result
-
-
-def _examples(
-    measured: Measured, rows: Sequence[Row], prompt_lengths: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Return what is known of every prompt with every draft: counts, not ratios."""
-    found = []
-    for name, finding in measured.findings.items():
-        gamma = finding.result["best_gamma"]
-        expected, _ = calls(finding.scores, gamma)
-        for i, row in enumerate(rows):
-            found.append(
-                {
-                    "draft": name,
-                    "id": row.id,
-                    "domain": row.domain,
-                    "prompt_tokens": int(prompt_lengths[i]),
-                    "tokens": int(finding.scores.lengths[i]),
-                    "alpha_sum": float(finding.scores.alpha_sums[i]),
-                    "gamma": gamma,
-                    "calls": float(expected[i]),
-                }
-            )
-    return found
 
 
 def _rule(settings: Measure) -> Rule:

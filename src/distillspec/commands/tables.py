@@ -10,7 +10,7 @@ def table(result: Mapping[str, Any]) -> str:
     """Write a measurement as text: its cost, and a line per γ."""
     cost, alpha = result["cost"], result["alpha"]
     lines = [
-        f"α {_shown(alpha)} ({result['alpha_estimator']}; rule: {result['rule']}, "
+        f"α {interval(alpha)} ({result['alpha_estimator']}; rule: {result['rule']}, "
         f"T = {result['temperature']:g}, {result['prompts']} prompts, {result['tokens']} tokens)",
         f"target {cost['target_ms']:.1f} ms, draft {cost['draft_ms']:.1f} ms, "
         f"overhead {cost['overhead_ms']:.1f} ms, c {cost['c']:.3f}; headroom "
@@ -19,7 +19,7 @@ def table(result: Mapping[str, Any]) -> str:
     ]
     for row in result["gammas"]:
         cells = [
-            _shown(row[key]) if key in row else ""
+            interval(row[key]) if key in row else ""
             for key in ("tau_forecast", "tau_counted", "speedup_forecast", "speedup_measured")
         ]
         lines.append(f"{row['gamma']:>3}  " + " ".join(f"{cell:<20}" for cell in cells).rstrip())
@@ -40,5 +40,7 @@ def _signed(estimate: Mapping[str, float]) -> str:
     return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
 
 
-def _shown(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"
+def interval(value: Mapping[str, float], digits: int = 2, sign: str = "") -> str:
+    """Write an estimate with its interval; `sign` "+" shows that of positive numbers too."""
+    low, high = (f"{value[end]:{sign}.{digits}f}" for end in ("low", "high"))
+    return f"{value['value']:{sign}.{digits}f} [{low}, {high}]"

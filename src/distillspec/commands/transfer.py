@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from distillspec.commands.benchmarks import (
 from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
-from distillspec.commands.tables import difference
+from distillspec.commands.tables import difference, interval
 from distillspec.commands.task_settings import Transfer
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule
@@ -24,12 +23,11 @@ from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies import transfer as study
-from distillspec.studies.breakdown import calls
 from distillspec.studies.comparison import PromptName
 from distillspec.studies.measure import Measured, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
 from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run
-from distillspec.studies.transcripts import transcripts
+from distillspec.studies.transcripts import examples, transcripts
 
 
 def run(settings: Transfer) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def run(settings: Transfer) -> dict[str, Any]:
             place = {"target": target_name, "task": task}
             for row in transcripts(measured, asked.rows, target.tokenizer):
                 store.append(OUTPUTS, {**row, **place})
-            for row in _examples(measured, asked):
+            for row in examples(measured, asked.rows, [len(prompt) for prompt in asked.prompts]):
                 store.append(EXAMPLES, {**row, **place})
             prompts = [PromptName(id=row.id, domain=row.domain) for row in asked.rows]
             cells.append(study.cell(target_name, task, measured, prompts))
@@ -138,24 +136,6 @@ def _measured(
         return measure(target, drafts, outputs, rule, plan, report, domains=domains)
 
 
-def _examples(measured: Measured, asked: Asked) -> Iterator[dict[str, Any]]:
-    """Yield what is known of every prompt with every draft: counts, not ratios."""
-    for name, finding in measured.findings.items():
-        gamma = finding.result["best_gamma"]
-        expected, _ = calls(finding.scores, gamma)
-        for i, row in enumerate(asked.rows):
-            yield {
-                "draft": name,
-                "id": row.id,
-                "domain": row.domain,
-                "prompt_tokens": len(asked.prompts[i]),
-                "tokens": int(finding.scores.lengths[i]),
-                "alpha_sum": float(finding.scores.alpha_sums[i]),
-                "gamma": gamma,
-                "calls": float(expected[i]),
-            }
-
-
 def tell(result: dict[str, Any]) -> str:
     """Show a line per target, task and draft, the differences, and the verdict."""
     lines = [
@@ -168,15 +148,11 @@ def tell(result: dict[str, Any]) -> str:
             how = "measured" if "speedup_measured" in best else "forecast"
             lines.append(
                 f"{cell['target']:<18} {cell['task']:<26} {one['draft']:<14} "
-                f"{_shown(one['alpha']):<20} {best['gamma']:>2}  "
-                f"{_shown(best['tau_forecast']):<20} {_shown(gain)} {how}"
+                f"{interval(one['alpha']):<20} {best['gamma']:>2}  "
+                f"{interval(best['tau_forecast']):<20} {interval(gain)} {how}"
             )
     for cell in result["cells"]:
         lines += [
             f"{cell['target']}, {cell['task']}: {difference(one)}" for one in cell["comparison"]
         ]
     return "\n".join([*lines, "", result["verdict"]])
-
-
-def _shown(estimate: dict[str, float]) -> str:
-    return f"{estimate['value']:.2f} [{estimate['low']:.2f}, {estimate['high']:.2f}]"

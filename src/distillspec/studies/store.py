@@ -42,6 +42,7 @@ from distillspec.studies.provenance import provenance
 RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
 OUTPUTS, EXAMPLES = "outputs.jsonl", "examples.jsonl"
 _FORMAT = "distillspec run 1"
+_KEYS = ("verb", "config", "seed", "device", "started", "command", "versions", "code", "machine")
 
 Exists = Literal["refuse", "replace", "continue"]
 """What to do with a folder that holds an earlier run: refuse it, delete that run and start anew, or
@@ -173,6 +174,9 @@ def read_run(folder: str | Path) -> StoredRun:
     record = _read_object(folder / RECORD)
     if record.get("format") != _FORMAT:
         raise UserError(f"{folder / RECORD}: not written by this version: expected {_FORMAT!r}")
+    missing = [key for key in _KEYS if key not in record]
+    if missing:
+        raise UserError(f"{folder / RECORD}: damaged: {', '.join(missing)} missing")
     result = _read_object(folder / RESULT) if (folder / RESULT).is_file() else None
     children = [read_run(path.parent) for path in sorted(folder.glob(f"*/{RECORD}"))]
     children.sort(key=lambda child: str(child.record.get("started")))

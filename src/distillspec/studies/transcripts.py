@@ -1,4 +1,4 @@
-"""What the engine wrote, token by token, ready to be stored and shown."""
+"""What the engine wrote, token by token, and what is known of every prompt, ready to be stored."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from distillspec.decoding import Output, Role
 from distillspec.models.text import TextStream, Tokenizer
+from distillspec.studies.breakdown import calls
 from distillspec.studies.clock import Lane
 from distillspec.studies.measure import Measured
 from distillspec.tasks import Row
@@ -74,3 +75,23 @@ def transcripts(
         for name, run in race.runs.items():
             lane = measured.lanes[name]
             yield transcript(name, lane, row, run.output, tokenizer, seconds=run.seconds)
+
+
+def examples(
+    measured: Measured, rows: Sequence[Row], prompt_lengths: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of examples.jsonl: every prompt with every draft, counts and not ratios."""
+    for name, finding in measured.findings.items():
+        gamma = finding.result["best_gamma"]
+        expected, _ = calls(finding.scores, gamma)
+        for i, row in enumerate(rows):
+            yield {
+                "draft": name,
+                "id": row.id,
+                "domain": row.domain,
+                "prompt_tokens": int(prompt_lengths[i]),
+                "tokens": int(finding.scores.lengths[i]),
+                "alpha_sum": float(finding.scores.alpha_sums[i]),
+                "gamma": gamma,
+                "calls": float(expected[i]),
+            }
