@@ -6,9 +6,10 @@ of the template around the input stays whole. A chat template's tokens are not c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from distillspec.models import load_tokenizer
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Raw, Tokenizer
 from distillspec.models.vocabulary import check_same
+from distillspec.studies import quality
+from distillspec.studies.clock import Lane, Run
+from distillspec.studies.transcripts import transcript
 from distillspec.tasks import Row, Task, load_task, shortened, with_shots
 from distillspec.tasks.metrics import Metric, Scored, metric_of
 
@@ -125,6 +129,48 @@ def judge(
 ) -> Scored:
     """Score outputs, one a row."""
     return metric.score(rows, [tokenizer.decode(output.ids) for output in outputs])
+
+
+def judged_rows(
+    metric: Metric | None,
+    setting: str,
+    lane: Lane | None,
+    rows: Sequence[Row],
+    outputs: Sequence[Output],
+    tokenizer: Tokenizer,
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of outputs.jsonl of one way to decode, each with its own figures.
+
+    Args:
+        metric: How outputs are judged; None leaves them without figures.
+        setting: What the way is called.
+        lane: That way; None for the target alone.
+        rows: What was asked.
+        outputs: What came out, one a row.
+        tokenizer: The target's.
+    """
+    scores = (
+        [{} for _ in outputs]
+        if metric is None
+        else quality.rows(judge(metric, rows, outputs, tokenizer))
+    )
+    for row, output, own in zip(rows, outputs, scores, strict=True):
+        yield {**transcript(setting, lane, row, output, tokenizer), "quality": own}
+
+
+def clocked_rows(
+    metric: Metric | None,
+    setting: str,
+    lane: Lane | None,
+    rows: Sequence[Row],
+    runs: Sequence[Run],
+    tokenizer: Tokenizer,
+) -> Iterator[dict[str, Any]]:
+    """Yield the same of runs on the clock, with their seconds of decoding."""
+    outputs = [run.output for run in runs]
+    written = judged_rows(metric, setting, lane, rows, outputs, tokenizer)
+    for row, run in zip(written, runs, strict=True):
+        yield {**row, "seconds": run.seconds}
 
 
 def check_tokens(targets: Sequence[str], drafts: Sequence[str]) -> None:

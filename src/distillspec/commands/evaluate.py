@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
+from distillspec.commands.benchmarks import (
+    Asked,
+    ask,
+    benchmark,
+    check_tokens,
+    clocked_rows,
+    judge,
+    judged_rows,
+)
 from distillspec.commands.pairs import at_least, device_of, load_both, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
@@ -15,12 +23,10 @@ from distillspec.decoding import Output
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Tokenizer
 from distillspec.settings import as_dict
-from distillspec.studies import quality
 from distillspec.studies.evaluate import Evaluated, Plan, evaluate
 from distillspec.studies.evaluation import evaluation
 from distillspec.studies.store import OUTPUTS, RESULT, Run
-from distillspec.studies.transcripts import ALONE, transcript
-from distillspec.tasks import Row
+from distillspec.studies.transcripts import ALONE
 from distillspec.tasks.metrics import Metric, Scored
 
 CLOCKED = ", on the clock"
@@ -124,33 +130,16 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of outputs.jsonl: the whole set both ways, then the clocked runs both ways."""
     named = f"{found.name} · γ {found.lane.gamma}"
-    for name, lane, outputs in zip(
-        (ALONE, named), (None, found.lane), _outputs(found), strict=True
-    ):
-        scores = scores_by_row(metric, asked.rows, outputs, tokenizer)
-        for row, output, own in zip(asked.rows, outputs, scores, strict=True):
-            yield {**transcript(name, lane, row, output, tokenizer), "quality": own}
+    ways = zip((ALONE, named), (None, found.lane), _outputs(found), strict=True)
+    for name, lane, outputs in ways:
+        yield from judged_rows(metric, name, lane, asked.rows, outputs, tokenizer)
     rows = [asked.rows[i] for i in found.clocked]
-    ways = (
+    raced = (
         (ALONE, None, [race.plain for race in found.races]),
         (named, found.lane, [race.runs[found.name] for race in found.races]),
     )
-    for name, lane, runs in ways if rows else ():
-        scores = scores_by_row(metric, rows, [run.output for run in runs], tokenizer)
-        for row, run, own in zip(rows, runs, scores, strict=True):
-            written = transcript(
-                f"{name}{CLOCKED}", lane, row, run.output, tokenizer, seconds=run.seconds
-            )
-            yield {**written, "quality": own}
-
-
-def scores_by_row(
-    metric: Metric | None, rows: Sequence[Row], outputs: Sequence[Output], tokenizer: Tokenizer
-) -> list[dict[str, float]]:
-    """Return the figures of each output alone; none for a task without a metric."""
-    if metric is None:
-        return [{} for _ in outputs]
-    return quality.rows(judge(metric, rows, outputs, tokenizer))
+    for name, lane, runs in raced if rows else ():
+        yield from clocked_rows(metric, f"{name}{CLOCKED}", lane, rows, runs, tokenizer)
 
 
 def tell(result: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from distillspec.commands.pairs import (
     at_least,
     load_model,
     prompt_ids,
-    rows_of,
+    training_rows,
 )
 from distillspec.commands.settings import Generate
 from distillspec.decoding import Output
@@ -29,13 +29,7 @@ def run(settings: Generate) -> dict[str, Any]:
     at_least(1, settings, "max_new_tokens", "batch_size")
     _make_way(settings.out)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-    rows = rows_of(
-        settings.prompts,
-        settings.limit,
-        skip_invalid=settings.skip_invalid,
-        training=True,
-        seed=settings.seed,
-    )
+    rows = training_rows(settings)
     target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     outputs = answer_all(target, prompts, settings, sampling=sampling, what="target data")

@@ -9,6 +9,7 @@ from distillspec.commands.costs import cost_of
 from distillspec.commands.logs import check_drafts, read_log
 from distillspec.commands.pairs import (
     answer_all,
+    ascending,
     at_least,
     device_of,
     load_model,
@@ -41,7 +42,7 @@ def run(settings: Measure) -> dict[str, Any]:
     """Measure the draft or drafts and return what `--json` prints."""
     at_least(1, settings, "limit", "max_new_tokens", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
-    gammas = _ascending("--gamma", settings.gamma)
+    gammas = ascending("--gamma", settings.gamma)
     if settings.cost is not None and settings.clock_gamma is not None:
         raise UserError("--clock-gamma and --cost: with --cost nothing is timed; leave one out")
     cost = None if settings.cost is None else cost_of(settings.cost, widest=gammas[-1] + 1)
@@ -119,7 +120,7 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
         clock_prompts=settings.clock_prompts,
         repetitions=settings.repetitions,
         seed=settings.seed,
-        batch_sizes=_ascending("--batch-sizes", (1, *settings.batch_sizes)),
+        batch_sizes=ascending("--batch-sizes", (1, *settings.batch_sizes)),
         clock_gammas=_clocked(settings, gammas),
     )
     rows = rows_of(
@@ -229,16 +230,10 @@ def _unmet(settings: Measure, factor: float, found: str) -> list[str]:
     return [f"--min-speedup {settings.min_speedup:g} is not met: {found}"]
 
 
-def _ascending(flag: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    if not numbers or min(numbers) < 1:
-        raise UserError(f"{flag} {numbers}: expected numbers of at least 1, such as 1..8")
-    return tuple(sorted(set(numbers)))
-
-
 def _clocked(settings: Measure, gammas: tuple[int, ...]) -> tuple[int, ...] | None:
     if settings.clock_gamma is None:
         return None
-    clocked = _ascending("--clock-gamma", settings.clock_gamma)
+    clocked = ascending("--clock-gamma", settings.clock_gamma)
     if not set(clocked) <= set(gammas):
         raise UserError(f"--clock-gamma {clocked}: each must be among --gamma {gammas}")
     return clocked

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillspec import models
 from distillspec.commands.progress import bar, console
-from distillspec.commands.settings import Distill, Generate, Measure
+from distillspec.commands.settings import Distill, Generate, Measure, Train
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -155,6 +155,28 @@ def rows_of(
     reading = read_valid_prompts(prompts, limit=limit)
     console().print(f"{prompts}: {reading}")
     return list(reading.rows)
+
+
+def training_rows(settings: Generate | Train) -> list[Row]:
+    """Read the rows to learn from, as the flags say."""
+    return rows_of(
+        settings.prompts,
+        settings.limit,
+        skip_invalid=settings.skip_invalid,
+        training=True,
+        seed=settings.seed,
+    )
+
+
+def ascending(flag: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Sort the numbers of a flag, each once.
+
+    Raises:
+        UserError: there is none, or one is below 1.
+    """
+    if not numbers or min(numbers) < 1:
+        raise UserError(f"{flag} {numbers}: expected numbers of at least 1, such as 1..8")
+    return tuple(sorted(set(numbers)))
 
 
 def prompt_ids(

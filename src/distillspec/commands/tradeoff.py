@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from distillspec.commands.benchmarks import Asked, ask, benchmark, check_tokens, judge
-from distillspec.commands.evaluate import scores_by_row
+from distillspec.commands.benchmarks import (
+    Asked,
+    ask,
+    benchmark,
+    check_tokens,
+    clocked_rows,
+    judge,
+)
 from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
@@ -18,7 +24,7 @@ from distillspec.settings import as_dict
 from distillspec.studies import tradeoff as study
 from distillspec.studies.clock import Lane, Race, Timer
 from distillspec.studies.store import OUTPUTS, RESULT, Run
-from distillspec.studies.transcripts import ALONE, transcript
+from distillspec.studies.transcripts import ALONE
 from distillspec.tasks.metrics import Metric
 
 
@@ -117,12 +123,7 @@ def _rows(
     for name in (None, *lanes):
         runs = [race.plain if name is None else race.runs[name] for race in races]
         lane = None if name is None else lanes[name]
-        scores = scores_by_row(metric, asked.rows, [run.output for run in runs], tokenizer)
-        for row, run, own in zip(asked.rows, runs, scores, strict=True):
-            written = transcript(
-                name or ALONE, lane, row, run.output, tokenizer, seconds=run.seconds
-            )
-            yield {**written, "quality": own}
+        yield from clocked_rows(metric, name or ALONE, lane, asked.rows, runs, tokenizer)
 
 
 def tell(result: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from distillspec.commands.pairs import (
     load_model,
     prompt_ids,
     rows_of,
+    training_rows,
 )
 from distillspec.commands.progress import training_bar
 from distillspec.commands.settings import Distill, Sft, Train
@@ -46,13 +47,7 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
-    rows = rows_of(
-        settings.prompts,
-        settings.limit,
-        skip_invalid=settings.skip_invalid,
-        training=True,
-        seed=settings.seed,
-    )
+    rows = training_rows(settings)
     draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
@@ -69,13 +64,7 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     at_least(1, settings, "keep")
     recipe = _fit(_recipe(settings), settings)
-    rows = rows_of(
-        settings.prompts,
-        settings.limit,
-        skip_invalid=settings.skip_invalid,
-        training=True,
-        seed=settings.seed,
-    )
+    rows = training_rows(settings)
     held_rows = _held_out(rows, settings.held_out)
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)

@@ -12,7 +12,7 @@ from distillspec.commands.benchmarks import (
     benchmark,
     check_tokens,
 )
-from distillspec.commands.pairs import at_least, device_of, load_together, names_of
+from distillspec.commands.pairs import ascending, at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
 from distillspec.commands.tables import difference, interval
@@ -34,8 +34,7 @@ def run(settings: Transfer) -> dict[str, Any]:
     """Measure all drafts on every target and task, and return what `--json` prints."""
     at_least(1, settings, "limit", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
-    if not settings.gamma or min(settings.gamma) < 1:
-        raise UserError(f"--gamma {settings.gamma}: expected numbers of at least 1, such as 3,5,7")
+    gammas = ascending("--gamma", settings.gamma)
     rule = rule_of(
         settings.rule,
         Sampling(settings.temperature, settings.top_k, settings.top_p),
@@ -63,7 +62,7 @@ def run(settings: Transfer) -> dict[str, Any]:
         for task, bench in benches.items():
             asked = ask(bench, target)
             label = f"{target_name}, {task}"
-            measured = _measured(settings, rule, bench, asked, target, models, label)
+            measured = _measured(settings, rule, gammas, bench, asked, target, models, label)
             place = {"target": target_name, "task": task}
             for row in transcripts(measured, asked.rows, target.tokenizer):
                 store.append(OUTPUTS, {**row, **place})
@@ -105,6 +104,7 @@ def _benchmarks(settings: Transfer) -> dict[str, Benchmark]:
 def _measured(
     settings: Transfer,
     rule: Rule,
+    gammas: tuple[int, ...],
     bench: Benchmark,
     asked: Asked,
     target: TransformersModel,
@@ -123,7 +123,7 @@ def _measured(
             report=report,
         )
     plan = Plan(
-        gammas=tuple(sorted(set(settings.gamma))),
+        gammas=gammas,
         max_new_tokens=bench.max_new_tokens,
         batch_size=settings.batch_size,
         clock_prompts=settings.clock_prompts,

@@ -34,6 +34,12 @@ def suited(rule: str) -> str:
     return f"which divergence suits the rule ({rule})"
 
 
+def suits_of(measured: Sequence[Measured]) -> list[Verdict]:
+    """Say which divergence suits each rule that was measured, once a rule."""
+    suits = dict.fromkeys((one.rule, one.suits) for one in measured)
+    return [Verdict(suited(rule), sentence, "note") for rule, sentence in suits if sentence]
+
+
 def _verdicts(measured: Sequence[Measured]) -> tuple[Verdict, ...]:
     """Put a demo's stage after distillation first, and fold away what it started from."""
     staged = all(one.name in STAGES for one in measured)
@@ -43,9 +49,7 @@ def _verdicts(measured: Sequence[Measured]) -> tuple[Verdict, ...]:
         aside = staged and one.name != "after"
         found += [Verdict(about, sentence, "unmet") for sentence in one.unmet]
         found.append(Verdict(about, one.verdict, "aside" if aside else "main"))
-    suits = dict.fromkeys((one.rule, one.suits) for one in measured if one.suits)
-    found += [Verdict(suited(rule), sentence, "note") for rule, sentence in suits if sentence]
-    return tuple(found)
+    return (*found, *suits_of(measured))
 
 
 def _drawings(measured: Sequence[Measured]) -> list[Drawing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distillspec.report import outcome_figures as figures
-from distillspec.report.measured_parts import suited
+from distillspec.report.measured_parts import suited, suits_of
 from distillspec.report.outcomes import Evaluated, Point, TradeOff, Transfer
 from distillspec.report.results import rules
 from distillspec.report.tables import (
@@ -71,8 +71,7 @@ def transfer_content(found: Transfer) -> Content:
     measured = [one for cell in found.cells for one in cell.measured]
     verdicts = [Verdict("", sentence, "unmet") for one in measured for sentence in one.unmet]
     verdicts.append(Verdict(f"rule: {rules(measured)}", found.verdict))
-    suits = dict.fromkeys((one.rule, one.suits) for one in measured if one.suits)
-    verdicts += [Verdict(suited(rule), text, "note") for rule, text in suits if text]
+    verdicts += suits_of(measured)
     caption = (
         "Block efficiency (at the baseline's best γ of each task) and speed-up (at each draft's "
         "own best γ; a diamond is what the clock said), per task, drafts side by side, with 95 % "

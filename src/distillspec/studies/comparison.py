@@ -66,7 +66,8 @@ class PromptName(TypedDict):
 
 def compare(first: Scores, second: Scores, gamma: int) -> Comparison:
     """Estimate the paired differences in α and in τ at γ of two drafts."""
-    return _difference(first, second, gamma, np.ones(len(first.lengths), dtype=bool))
+    expected = (calls(first, gamma)[0], calls(second, gamma)[0])
+    return _difference((first, second), expected, gamma, np.ones(len(first.lengths), dtype=bool))
 
 
 def against(
@@ -86,15 +87,15 @@ def against(
         runs: On the same prompts, of the draft, of the other and of the target alone, each draft
             at its own γ; None where none ran.
     """
-    first, second = scores
-    tau = [one.lengths / calls(one, gamma)[0] for one in scores]
+    expected = (calls(scores[0], gamma)[0], calls(scores[1], gamma)[0])
+    tau = [one.lengths / of_one for one, of_one in zip(scores, expected, strict=True)]
     change = tau[0] - tau[1]
     worse = [i for i in np.argsort(change) if change[i] < -_ROUNDING]
     domains = sorted({one["domain"] for one in prompts if one["domain"] is not None})
     by_domain = []
     for domain in domains if len(domains) > 1 else []:
         inside = np.array([one["domain"] == domain for one in prompts])
-        found = _difference(first, second, gamma, inside)
+        found = _difference(scores, expected, gamma, inside)
         by_domain.append(
             DomainDifference(
                 domain=domain,
@@ -106,7 +107,7 @@ def against(
     return Against(
         draft=drafts[0],
         against=drafts[1],
-        **compare(first, second, gamma),
+        **_difference(scores, expected, gamma, np.ones(len(prompts), dtype=bool)),
         speedup_difference=None if runs is None else _speedup_difference(*runs),
         by_domain=by_domain,
         improved=int((change > _ROUNDING).sum()),
@@ -145,10 +146,16 @@ def held_against(
 _ROUNDING = 1e-9
 
 
-def _difference(first: Scores, second: Scores, gamma: int, inside: NDArray[np.bool_]) -> Comparison:
-    lengths = first.lengths[inside]
-    alphas = (first.alpha_sums[inside], second.alpha_sums[inside])
-    taus = (calls(first, gamma)[0][inside], calls(second, gamma)[0][inside])
+def _difference(
+    scores: tuple[Scores, Scores],
+    expected: tuple[NDArray[np.float64], NDArray[np.float64]],
+    gamma: int,
+    inside: NDArray[np.bool_],
+) -> Comparison:
+    """Estimate the differences over some prompts, given the expected calls of all."""
+    lengths = scores[0].lengths[inside]
+    alphas = (scores[0].alpha_sums[inside], scores[1].alpha_sums[inside])
+    taus = (expected[0][inside], expected[1][inside])
     return Comparison(
         alpha_difference=ratio_difference(alphas, (lengths, lengths)),
         tau_difference=ratio_difference((lengths, lengths), taus),

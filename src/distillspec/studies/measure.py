@@ -218,6 +218,6 @@ def _spread(pairs: Sequence[tuple[Run, Run]]) -> list[float]:
 
 def _prefill(timings: Sequence[Timings], name: str) -> PrefillRow:
     """Return what reading a prompt takes; the draft's is what it adds to the target's."""
-    target = statistics.median(one.prefill[None] for one in timings if one.prefill)
-    both = statistics.median(one.prefill[name] for one in timings if one.prefill)
+    target = statistics.median(one.prefill[None] for one in timings)
+    both = statistics.median(one.prefill[name] for one in timings)
     return PrefillRow(target_ms=1e3 * target, draft_ms=1e3 * max(0.0, both - target))
