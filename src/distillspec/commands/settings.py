@@ -95,10 +95,18 @@ class Distill(Train):
 
     target: str
     """Folder, hub name or GGUF file of the target."""
-    recipe: Literal["seqkd", "supervised_kd", "imitkd", "fdistill", "gkd"] = "imitkd"
-    """Divergence and data mixture of the paper's Table 1; the flags below override its parts."""
+    recipe: Literal[
+        "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
+    ] = "imitkd"
+    """Divergence and data mixture: five of the paper's Table 1, then AdaSPEC, −log acceptance (LK
+    losses) and the exact path; the flags below override its parts."""
     divergence: str | None = None
-    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy."""
+    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy; beyond the paper
+    acceptance (−log of it), path:GAMMA (expected target calls per token, on the target's own
+    outputs), select:FRACTION or select:FRACTION:DIVERGENCE (the tokens easiest to improve)."""
+    reference: str | None = None
+    """Folder of a draft distilled before, for select:FRACTION: tokens count by how far it is ahead
+    of the draft (AdaSPEC)."""
     fixed: float | None = None
     """Share of steps on the file's own targets; give --fixed, --on-policy and --target-data."""
     on_policy: float | None = None

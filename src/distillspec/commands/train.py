@@ -33,7 +33,7 @@ from distillspec.tasks import Row, overlap
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
-from distillspec.training.distill import Step, distill, sft
+from distillspec.training.distill import Step, check_reference, distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import SEQKD, Divergence, Mixture, Recipe, named
 from distillspec.training.state import State, check_run
@@ -84,12 +84,18 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
     check_run(target, draft, batches, recipe, state)
+    reference = None
+    if settings.reference is not None:
+        reference = load_model(settings.reference, device=settings.device)
+    check_reference(recipe, draft, reference)
     run = _open("distill", draft, state, settings)
     held = _answers(target, held_rows, settings)
     # Before --resume puts the trained weights back: a change is one since the run began.
     first = None if held is None else evaluate(target, draft, held)
     _go_back(run, draft, state, settings)
-    steps = distill(target, draft, batches, recipe, state=state, cache=HiddenCache())
+    steps = distill(
+        target, draft, batches, recipe, state=state, cache=HiddenCache(), reference=reference
+    )
     if held is None or first is None:
         return _train(steps, draft, state, run, settings, lambda _: None)
     if not settings.resume:

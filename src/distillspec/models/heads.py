@@ -7,6 +7,7 @@ and a head that was trimmed to some ids.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +36,13 @@ class Head:
     bias: Tensor | None = None
     """[R] added to the logits (BART)."""
 
-    def rows(self, hidden: Tensor) -> Tensor:
-        """Map [..., H] to the [..., R] logits of the output layer's own rows."""
-        logits: Tensor = self.linear(hidden if self.before == 1.0 else hidden * self.before)
+    def rows(self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Map [..., H] to the [..., R] logits of the output layer's own rows.
+
+        `projection` takes the place of `linear`, if given.
+        """
+        inputs = hidden if self.before == 1.0 else hidden * self.before
+        logits: Tensor = (projection or self.linear)(inputs)
         if self.bias is not None:
             logits = logits + self.bias.to(logits.device)
         if self.after != 1.0:
@@ -46,9 +51,9 @@ class Head:
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits
 
-    def whole(self, hidden: Tensor) -> Tensor:
+    def whole(self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Map [..., H] to [..., V] logits, −inf at ids that cannot be emitted."""
-        logits = self.rows(hidden)
+        logits = self.rows(hidden, projection)
         size = self.vocabulary.size
         if self.kept is not None:
             everywhere = logits.new_full((*logits.shape[:-1], size), -torch.inf)
@@ -62,6 +67,8 @@ class Head:
             logits = logits.index_fill(-1, holes, -torch.inf)
         return logits
 
-    def narrow(self, hidden: Tensor) -> Tensor:
+    def narrow(
+        self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Map [..., H] to the [..., K] logits of the kept ids; all V where none were dropped."""
-        return self.whole(hidden) if self.kept is None else self.rows(hidden)
+        return (self.whole if self.kept is None else self.rows)(hidden, projection)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache, states_of
 from distillspec.training.data import Batches, rollout
 from distillspec.training.losses import DistillationLoss, position_weights
@@ -84,6 +85,7 @@ def distill(
     *,
     state: State,
     cache: HiddenCache | None = None,
+    reference: LanguageModel | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
     """Train the draft toward the target, one update per step, without end.
@@ -98,6 +100,7 @@ def distill(
         recipe: What a step does.
         state: Where to begin, moved along with every step; made for this draft and recipe.
         cache: Keeps the target's states of fixed data from epoch to epoch; None not to.
+        reference: A draft distilled before, for a recipe that selects tokens; None for others.
         clock: Reads seconds.
 
     Yields:
@@ -111,6 +114,7 @@ def distill(
         Algorithm A.2.
     """
     check_run(target, draft, batches, recipe, state)
+    check_reference(recipe, draft, reference)
     hard = recipe.divergence.name == "cross_entropy"
     judge = None if hard else target
     loss_of = DistillationLoss(
@@ -118,6 +122,7 @@ def distill(
         recipe.divergence,
         target_head=None if judge is None else judge.head,
         precision=recipe.precision,
+        reference=reference,
     )
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
@@ -159,6 +164,25 @@ def distill(
                 learning_rate=rate,
                 seconds=Seconds(**laps.parts),
             )
+
+
+def check_reference(recipe: Recipe, draft: LanguageModel, reference: LanguageModel | None) -> None:
+    """Refuse a selection of tokens without a reference draft, and a reference without a selection.
+
+    Raises:
+        UserError: that, or a reference of another vocabulary.
+    """
+    if recipe.divergence.fraction is not None and reference is None:
+        raise UserError(
+            f"{recipe.divergence} picks the tokens on which a draft distilled before is ahead: "
+            "give that draft as the reference"
+        )
+    if recipe.divergence.fraction is None and reference is not None:
+        raise UserError(
+            f"{recipe.divergence} looks at no reference draft: leave it out, or select:FRACTION"
+        )
+    if reference is not None:
+        check_same(reference.vocabulary, draft.vocabulary, names=(reference.name, draft.name))
 
 
 def sft(draft: LanguageModel, batches: Batches, recipe: Recipe, *, state: State) -> Iterator[Step]:
