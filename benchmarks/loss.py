@@ -85,6 +85,7 @@ def forms(name: str, N: int, V: int, H: int) -> dict[str, Callable[[], None]]:
         score=lambda p, q, labels, kept: scored(divergence, p, q, labels, kept),
         target_head=heads[0],
         target_hidden=target,
+        log_z=None,
         labels=torch.zeros(N, dtype=torch.int64),
         weights=torch.full((N,), 1 / N),
         rows=Rows.fitting(V, hidden.device),

@@ -18,12 +18,11 @@ from distillspec.models.vocabulary import Vocabulary
 from distillspec.training.chunks import Objective, Rows, chunked
 from distillspec.training.losses import (
     DistillationLoss,
-    path_worth,
     position_weights,
     scored,
-    select,
 )
 from distillspec.training.recipes import Divergence
+from distillspec.training.worth import path_worth, select
 from support import random_table, tiny
 
 SOFT = ["forward_kl", "reverse_kl", "jsd:0.5", "jsd:0.1", "total_variation", "acceptance"]
@@ -226,6 +225,7 @@ def objective(head, name, *, dtype=torch.float64, chunk=4, tile=3):
         score=lambda p, q, y, kept: scored(Divergence.parse(name), p, q, y, kept),
         target_head=lambda hidden: (hidden @ normal(V, H, seed=7).T * 0.7 + emitted).to(dtype),
         target_hidden=normal(N, H, seed=8),
+        log_z=None,
         labels=KEPT[labels] if head.kept is not None else labels,
         weights=weights,
         rows=Rows(chunk, tile),
@@ -384,6 +384,7 @@ def test_in_bfloat16_the_gradients_stay_within_two_per_cent(name):
         score=lambda p, q, y, kept: scored(Divergence.parse(name), p, q, y, kept),
         target_head=lambda states: states @ weight.bfloat16().T,
         target_hidden=hidden.detach(),
+        log_z=None,
         labels=torch.zeros(rows, dtype=torch.int64),
         weights=torch.full((rows,), 1 / rows),
         rows=Rows(2, 1),
@@ -422,6 +423,7 @@ def test_two_parameters_that_autograd_gives_one_gradient_tensor_stay_apart():
         score=lambda p, q, y, kept: (q.sum(-1), None),
         target_head=None,
         target_hidden=None,
+        log_z=None,
         labels=torch.zeros(6, dtype=torch.int64),
         weights=scale,
         rows=Rows(2, 1),
@@ -573,6 +575,53 @@ def test_a_position_of_weight_zero_may_be_infinite():
     assert draft.logits.grad.isfinite().all()
     assert draft.logits.grad[3].abs().max() == 0
     assert draft.logits.grad[2].abs().max() > 0
+
+
+# The target's logits of the kept ids alone.
+
+
+@pytest.mark.parametrize("kind", [k for k in HEADS if not k.startswith("trimmed")])
+def test_the_head_of_some_ids_is_part_of_the_whole(kind):
+    head, some = HEADS[kind](), torch.tensor([1, 4, 7, 8])
+    hidden = normal(3, H, seed=3)
+    part = head.at(some)(hidden)
+    torch.testing.assert_close(part, head.whole(hidden)[:, some])
+    assert not part.requires_grad or kind == "adapted"
+
+
+@pytest.mark.parametrize("name", SOFT)
+def test_known_normalisers_spare_the_targets_logits_outside_the_kept_ids(name):
+    target, draft = models(KEPT)
+    data, widths = batch(), []
+    weights, hidden = position_weights(data.lengths, "sequence_mean"), target.hidden(data).detach()
+    full = computed(target, draft, name, data, chunk=3)
+    (expected,) = torch.autograd.grad(full.value, draft.logits)
+    columns = target.head_at(KEPT)
+
+    def kept_head(states):
+        widths.append(columns(states).shape)
+        return columns(states)
+
+    def never(states):
+        raise AssertionError("the whole head was asked for")
+
+    divergence = Divergence.parse(name)
+    assert DistillationLoss.takes_normalisers(draft, divergence)
+    loss = DistillationLoss(draft, divergence, target_head=never, chunk=3, kept_head=kept_head)(
+        data, weights, hidden, target.head(hidden).logsumexp(-1)
+    )
+    loss.value.backward()
+    torch.testing.assert_close(loss.value, full.value, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(draft.logits.grad, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(loss.accepted, full.accepted)
+    assert widths == [(3, 4), (3, 4), (2, 4)]
+
+
+@pytest.mark.parametrize("name", ["path:2", "select:0.4", "cross_entropy"])
+def test_what_looks_beyond_the_kept_ids_takes_no_normalisers(name):
+    _, draft = models(KEPT)
+    assert not DistillationLoss.takes_normalisers(draft, Divergence.parse(name))
+    assert not DistillationLoss.takes_normalisers(models()[1], Divergence("forward_kl"))
 
 
 # Selected tokens.

@@ -47,8 +47,34 @@ def compare(target_logits: Tensor, draft_logits: Tensor, kept: Tensor | None = N
     if kept is None:
         return Pair(log_p, log_q, None)
     log_p = log_p.index_select(-1, kept)
+    return Pair(log_p, log_q, _outside(log_p))
+
+
+def compare_kept(log_p: Tensor, draft_logits: Tensor, kept: Tensor) -> Pair:
+    """Do the same where the target's log-probabilities of the kept ids are known already.
+
+    Args:
+        log_p: [..., K] normalised over all V ids.
+        draft_logits: [..., K].
+        kept: [K] ids of the trimmed draft head.
+
+    Raises:
+        ValueError: If the shapes disagree.
+    """
+    check_kept(draft_logits, kept)
+    if log_p.shape != draft_logits.shape:
+        raise ValueError(
+            f"target log-probabilities {tuple(log_p.shape)} and draft logits "
+            f"{tuple(draft_logits.shape)} must have one shape"
+        )
+    dtype = wide_dtype(log_p, draft_logits)
+    log_p = log_p.to(dtype)
+    return Pair(log_p, draft_logits.log_softmax(-1, dtype=dtype), _outside(log_p))
+
+
+def _outside(log_p: Tensor) -> Tensor:
     # Rounding may leave 1 − P(K) a hair below 0 where K holds everything.
-    return Pair(log_p, log_q, (1 - log_p.exp().sum(-1)).clamp(min=0))
+    return (1 - log_p.exp().sum(-1)).clamp(min=0)
 
 
 def forward_kl_of(pair: Pair) -> Tensor:

@@ -87,6 +87,10 @@ class TransformersModel:
         """Map [..., H] hidden states to [..., V] logits, −inf at ids that cannot be emitted."""
         return self._head.whole(hidden)
 
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone, of the weights as they are."""
+        return self._head.at(ids)
+
     @property
     def projection(self) -> nn.Module:
         """The layer that multiplies by the output matrix."""

@@ -8,11 +8,11 @@ and a head that was trimmed to some ids.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from distillspec.models.vocabulary import Vocabulary
 
@@ -66,6 +66,28 @@ class Head:
             holes = torch.tensor(self.vocabulary.holes, device=logits.device)
             logits = logits.index_fill(-1, holes, -torch.inf)
         return logits
+
+    def at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return [..., H] -> [..., len(ids)]: the logits of some ids, no other row computed.
+
+        Of the weights as they are, without gradient; −inf at ids that cannot be emitted.
+        """
+        layer = self.linear
+        if self.kept is not None or type(layer) is not nn.Linear:
+            return lambda hidden: self.whole(hidden)[..., ids]
+        ids = ids.to(layer.weight.device)
+        places = ids.clamp(max=len(layer.weight) - 1)
+        weight = layer.weight.detach()[places]
+        own = None if layer.bias is None else layer.bias.detach()[places]
+        part = replace(self, bias=None if self.bias is None else self.bias.to(ids.device)[places])
+        absent = ids >= len(layer.weight)
+        absent |= torch.isin(ids, torch.tensor(self.vocabulary.holes, device=ids.device))
+
+        def head(hidden: Tensor) -> Tensor:
+            logits = part.rows(hidden, lambda inputs: linear(inputs, weight, own))
+            return logits.masked_fill(absent, -torch.inf)
+
+        return head
 
     def narrow(
         self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None

@@ -116,6 +116,13 @@ class LanguageModel(Protocol):
         """Map [..., H] hidden states to [..., V] logits; −inf at ids the model cannot emit."""
         ...
 
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone, [..., H] to [..., len(ids)], without gradient.
+
+        The rows of the output matrix are copied: it is for a model that stays as it is.
+        """
+        ...
+
     @property
     def projection(self) -> nn.Module | None:
         """The layer in the heads that multiplies by the output matrix; None if there is none."""

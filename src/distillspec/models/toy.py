@@ -95,6 +95,10 @@ class TableModel(nn.Module):
         outside[self.kept] = False
         return hidden.masked_fill(outside, -torch.inf)
 
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone."""
+        return lambda hidden: self.head(hidden)[..., ids]
+
     @property
     def projection(self) -> None:
         """The head multiplies by nothing."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from distillspec.math.precision import wide_dtype
 from distillspec.models.protocol import LanguageModel
+from distillspec.training.product import Product, plain_linear
 
 CHUNK_BYTES = 1 << 26
 """What one chunk's logits may take in float32: large enough for the matrix products to run at full
@@ -74,6 +74,8 @@ class Objective:
     """None where no target is looked at."""
     target_hidden: Tensor | None
     """[N, H'] the target's states."""
+    log_z: Tensor | None
+    """[N] taken off the target's logits, which makes them log-probabilities; None not to."""
     labels: Tensor
     """[N] the completion tokens."""
     weights: Tensor
@@ -87,6 +89,7 @@ class Objective:
         return replace(
             self,
             target_hidden=None if hidden is None else hidden[places.to(hidden.device)],
+            log_z=None if self.log_z is None else self.log_z[places.to(self.log_z.device)],
             labels=self.labels[places.to(self.labels.device)],
             weights=self.weights[places],
         )
@@ -98,7 +101,10 @@ class Objective:
         device = self.labels.device
         # The target keeps its own precision whatever the draft trains in.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return self.target_head(self.target_hidden[rows]).to(device)
+            logits = self.target_head(self.target_hidden[rows])
+            if self.log_z is not None:
+                logits = logits.to(self.log_z.dtype) - self.log_z[rows, None]
+            return logits.to(device)
 
 
 def chunked(objective: Objective, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -115,7 +121,7 @@ def chunked(objective: Objective, hidden: Tensor) -> tuple[Tensor, Tensor | None
     if not torch.is_grad_enabled():
         (seen,) = survey(objective, (objective.draft, hidden))
         return _weighed(seen.values, objective.weights), _total(seen.measures)
-    layer = _plain_linear(objective.draft.projection)
+    layer = plain_linear(objective.draft.projection)
     module = objective.draft.module if layer is None else layer
     parameters = [p for p in module.parameters() if p.requires_grad]
     apply: Callable[..., tuple[Tensor, Tensor | None]] = _Chunked.apply
@@ -167,7 +173,7 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         head, product = objective.draft.narrow_head, None
         if layer is not None:
-            product = _Product(layer, hidden)
+            product = Product(layer, hidden)
             head = partial(head, projection=product)
         # With a product of our own the matrix's gradient is not autograd's business.
         loose = list(parameters) if product is None else []
@@ -229,77 +235,6 @@ def _score(
         torch.stack(measures).sum() if measures else None,
         slope,
     )
-
-
-class _Product:
-    """A linear layer that sums up the gradient of its matrix in one buffer, in float32 or wider."""
-
-    def __init__(self, layer: nn.Linear, hidden: Tensor) -> None:
-        """Cast the matrix once, as autocast would in every chunk."""
-        kind = hidden.device.type
-        self._layer = layer
-        self._dtype = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind)
-            else layer.weight.dtype
-        )
-        self.weight = layer.weight.detach().to(self._dtype)
-        self.bias = None if layer.bias is None else layer.bias.detach().to(self._dtype)
-        self.d_weight = _sum_for(layer.weight)
-        self.d_bias = None if layer.bias is None else _sum_for(layer.bias)
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Map [C, H] to [C, R]."""
-        logits: Tensor = _Linear.apply(inputs.to(self._dtype), self)
-        return logits
-
-    def add(self, inputs: Tensor, slope: Tensor) -> None:
-        """Add the gradients of one chunk: inputs [C, H], slope [C, R]."""
-        if self.d_weight is not None and self.d_weight.dtype == slope.dtype:
-            self.d_weight.addmm_(slope.T, inputs)
-        elif self.d_weight is not None:
-            # By blocks of rows, so that the 16-bit product is never a second whole matrix.
-            block = max(1, CHUNK_BYTES // (4 * inputs.shape[1]))
-            for i in range(0, len(self.d_weight), block):
-                self.d_weight[i : i + block] += slope[:, i : i + block].T @ inputs
-        if self.d_bias is not None:
-            self.d_bias += slope.sum(0, dtype=self.d_bias.dtype)
-
-    def gradients(self) -> list[Tensor]:
-        """Return what was summed up, in the order and the types of the layer's parameters."""
-        pairs = ((self.d_weight, self._layer.weight), (self.d_bias, self._layer.bias))
-        return [total.to(parameter.dtype) for total, parameter in pairs if total is not None]
-
-
-class _Linear(torch.autograd.Function):
-    """x Wᵀ + b, whose backward pass adds to the sums of a `_Product`."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, product: _Product) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.product = product
-        return nn.functional.linear(inputs, product.weight, product.bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        (inputs,) = ctx.saved_tensors
-        ctx.product.add(inputs, slope)
-        return slope @ ctx.product.weight, None
-
-
-def _plain_linear(layer: nn.Module | None) -> nn.Linear | None:
-    """Return the layer if it is nothing but a product: no adapter, hook or parametrization."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
-        return None
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return None if hooked else layer
-
-
-def _sum_for(parameter: Tensor) -> Tensor | None:
-    if not parameter.requires_grad:
-        return None
-    return torch.zeros_like(parameter, dtype=wide_dtype(parameter))
 
 
 def _weighed(values: Tensor, weights: Tensor) -> Tensor:

@@ -117,12 +117,16 @@ def distill(
     check_reference(recipe, draft, reference)
     hard = recipe.divergence.name == "cross_entropy"
     judge = None if hard else target
+    # With the target's normalisers at hand its logits outside the draft's head are not needed.
+    narrow = cache is not None and DistillationLoss.takes_normalisers(draft, recipe.divergence)
+    kept = draft.kept if narrow else None
     loss_of = DistillationLoss(
         draft,
         recipe.divergence,
         target_head=None if judge is None else judge.head,
         precision=recipe.precision,
         reference=reference,
+        kept_head=None if kept is None or judge is None else judge.head_at(kept),
     )
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
@@ -133,9 +137,10 @@ def distill(
             batch = _complete(target, draft, batches, indices, source, state)
             laps.end("rollout")
 
-            hidden = None
+            hidden = log_z = None
             if judge is not None and source == "fixed" and cache is not None:
                 hidden = cache.states(judge, indices, batch)
+                log_z = None if kept is None else cache.normalisers(judge, indices)
             elif judge is not None:
                 hidden = states_of(judge, batch)
             laps.end("target")
@@ -144,7 +149,7 @@ def distill(
                 batch.lengths, recipe.reduction, _emittable(draft, batch) if hard else None
             )
             with seeded_dropout(draft.device, state.seed, "dropout", state.step):
-                value, accepted = loss_of(batch, weights, hidden)
+                value, accepted = loss_of(batch, weights, hidden, log_z)
             value.backward()
             loss = float(value.detach())
             norm = torch.nn.utils.clip_grad_norm_(state.parameters, recipe.clip or math.inf)

@@ -7,21 +7,19 @@ and the path (how much each token's acceptance is worth).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.math import divergences, pairs
-from distillspec.math.path import path_calls, path_ratios
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.cache import states_of
 from distillspec.training.chunks import Head, Objective, Rows, chunked, survey
 from distillspec.training.recipes import Divergence, Precision, Reduction
+from distillspec.training.worth import path_worth, select
 
 _HARD = Divergence("cross_entropy")
 
@@ -52,6 +50,7 @@ class DistillationLoss(nn.Module):
         precision: Precision = "float32",
         chunk: int | None = None,
         reference: LanguageModel | None = None,
+        kept_head: Head | None = None,
     ) -> None:
         """Store what every step shares.
 
@@ -64,6 +63,8 @@ class DistillationLoss(nn.Module):
             chunk: Positions whose logits exist at once; None for what fits `CHUNK_BYTES`.
             reference: A draft distilled before, which shows what can be learned; None exactly
                 where the divergence selects no tokens.
+            kept_head: From the target's hidden states to its logits of the draft's kept ids alone,
+                used where the normalisers are known; see `takes_normalisers`.
         """
         super().__init__()
         if (target_head is None) != (divergence.name == "cross_entropy"):
@@ -75,10 +76,23 @@ class DistillationLoss(nn.Module):
         self._models = (draft, reference)
         self._divergence = divergence
         self._target_head = target_head
+        self._kept_head = kept_head
         self._autocast = precision == "bfloat16"
         self._rows = Rows.fitting(draft.vocabulary.size, draft.device, chunk)
 
-    def forward(self, batch: Batch, weights: Tensor, target_hidden: Tensor | None) -> Loss:
+    @staticmethod
+    def takes_normalisers(draft: LanguageModel, divergence: Divergence) -> bool:
+        """Say whether the target's log Z spares its logits outside the draft's kept ids."""
+        every = divergence.gamma is None and divergence.fraction is None
+        return every and draft.kept is not None and divergence.name != "cross_entropy"
+
+    def forward(
+        self,
+        batch: Batch,
+        weights: Tensor,
+        target_hidden: Tensor | None,
+        log_z: Tensor | None = None,
+    ) -> Loss:
         """Compute the loss of a batch.
 
         Args:
@@ -86,6 +100,8 @@ class DistillationLoss(nn.Module):
             weights: [N] what each position counts, from `position_weights`.
             target_hidden: [N, H'] the target's states at the same positions; None exactly for
                 cross_entropy.
+            log_z: [N] the target's normalisers at these states, where they are known; only with a
+                `kept_head`.
 
         Returns:
             The loss Σ weights · D, and the expected acceptance summed over the N positions.
@@ -94,11 +110,15 @@ class DistillationLoss(nn.Module):
             UserError: if a path is asked of a completion that the target cannot have written.
         """
         draft, reference = self._models
+        known = log_z is not None
         objective = Objective(
             draft=draft,
-            score=lambda p, q, labels, kept: scored(self._divergence, p, q, labels, kept),
-            target_head=self._target_head,
+            score=lambda p, q, labels, kept: scored(
+                self._divergence, p, q, labels, kept, normalised=known
+            ),
+            target_head=self._kept_head if known else self._target_head,
             target_hidden=target_hidden,
+            log_z=log_z,
             labels=torch.cat(batch.completions).to(draft.device),
             weights=weights.cpu(),
             rows=self._rows,
@@ -162,6 +182,8 @@ def scored(
     draft_logits: Tensor,
     labels: Tensor,
     kept: Tensor | None,
+    *,
+    normalised: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the divergence at every position, and the acceptance Σ_v min(p, q) beside it.
 
@@ -171,6 +193,7 @@ def scored(
         draft_logits: [..., V], or [..., K] for a trimmed head.
         labels: [...] int64 ids; only cross_entropy looks at them.
         kept: [K] ids of a trimmed head, None for a whole one.
+        normalised: Whether the target's are log-probabilities [..., K] of the kept ids.
 
     Returns:
         [...] with gradient to the draft's logits, and [...] without; the latter None for
@@ -183,7 +206,10 @@ def scored(
         return divergences.cross_entropy(draft_logits, labels, kept=kept), None
     if target_logits is None:
         raise ValueError(f"{divergence} compares with a target, and there are no target logits")
-    pair = pairs.compare(target_logits, draft_logits, kept)
+    if normalised and kept is not None:
+        pair = pairs.compare_kept(target_logits, draft_logits, kept)
+    else:
+        pair = pairs.compare(target_logits, draft_logits, kept)
     with torch.no_grad():
         acceptance = pairs.acceptance_of(pair)
     return _of_pair(divergence, pair), acceptance
@@ -201,71 +227,6 @@ def _of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
     if divergence.beta is None:
         raise ValueError(f"{divergence} has no value of a single position")
     return pairs.jsd_of(pair, divergence.beta)
-
-
-def select(weights: Tensor, ahead: Tensor, fraction: float) -> Tensor:
-    """Keep the weights of the tokens that are easiest to improve, and their sum.
-
-    The rule of AdaSPEC: a token is easy where the draft's divergence exceeds by most that of a
-    reference, a draft of the same kind that was distilled on all tokens before. What the
-    reference could not learn either is left out, and what the draft has learned already.
-
-    Args:
-        weights: [N] what each position counts; those of 0 are not chosen.
-        ahead: [N] D(p‖q) − D(p‖reference) in nats; nan (both infinite) is chosen last.
-        fraction: How many to keep, in (0, 1] of those that count, rounded up.
-
-    Returns:
-        [N] weights, 0 where not chosen, with the sum of the weights given.
-
-    Source:
-        Hu et al. (2025), AdaSPEC, arXiv 2510.19779, who keep 0.4.
-    """
-    order = ahead.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
-    places = order.argsort(descending=True, stable=True)
-    places = places[weights[places] != 0]
-    chosen = places[: math.ceil(fraction * len(places))]
-    kept = torch.zeros_like(weights)
-    kept[chosen] = weights[chosen]
-    return kept * (weights.sum() / kept.sum())
-
-
-class Worth(NamedTuple):
-    """A path's value, and what each token's log-probability is worth in it."""
-
-    value: Tensor
-    """Expected target calls per token, weighed over the sequences; a scalar."""
-    worth: Tensor
-    """[N] −∂value / ∂log q(y), not negative; 0 where q(y) ≥ p(y) or q(y) = 0."""
-
-
-def path_worth(
-    log_p_of_y: Tensor, log_q_of_y: Tensor, lengths: Sequence[int], weights: Tensor, gamma: int
-) -> Worth:
-    """Return the expected target calls per token at γ, and their gradient.
-
-    Args:
-        log_p_of_y: [N] the target's log-probabilities of its own tokens, in float64.
-        log_q_of_y: [N] the draft's.
-        lengths: Completion lengths of the B sequences; their sum is N.
-        weights: [N]; a sequence counts E[calls] / length times the sum of its weights. With
-            `token_mean` the value is 1 / τ of the batch, with `sequence_mean` a mean of 1 / τ.
-        gamma: γ ≥ 1 drafted tokens per block.
-
-    Returns:
-        Value and worth, without gradient.
-
-    Raises:
-        UserError: if a token has target probability 0.
-    """
-    count = torch.tensor(lengths)
-    with torch.enable_grad():
-        log_q = log_q_of_y.detach().requires_grad_()
-        rows = pad_sequence(list(path_ratios(log_p_of_y, log_q).split(list(lengths))), True)
-        share = torch.stack([part.sum() for part in weights.to(log_q).split(list(lengths))])
-        value = (path_calls(rows, count, gamma) / count * share).sum()
-        (slope,) = torch.autograd.grad(value, log_q)
-    return Worth(value.detach(), (-slope).clamp(min=0))
 
 
 def position_weights(
