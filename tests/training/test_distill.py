@@ -562,7 +562,7 @@ def test_a_trimmed_draft_on_cached_data_asks_the_target_for_its_kept_ids(monkeyp
         return [s.loss for s in steps], draft.logits.detach(), heads
 
     losses, weights, heads = trained(None)
-    cached_losses, cached_weights, cached_heads = trained(HiddenCache())
+    cached_losses, cached_weights, cached_heads = trained(HiddenCache(torch.float64))
     assert cached_losses == pytest.approx(losses, rel=1e-9)
     torch.testing.assert_close(cached_weights, weights, rtol=1e-9, atol=1e-12)
     assert 0 < sum(cached_heads) < sum(heads)

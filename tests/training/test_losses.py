@@ -668,14 +668,20 @@ def test_a_selection_and_a_reference_go_together():
 # The path.
 
 
+def uneven():
+    """Completions on which the draft is sometimes ahead of the target and sometimes behind."""
+    return Batch((ids(1, 2), ids(4)), (ids(2, 3, 3, 0, 3), ids(2, 2, 5)))
+
+
 @pytest.mark.parametrize("reduction", ["sequence_mean", "token_mean"])
 def test_a_path_is_the_forecasts_calls_per_token(reduction):
     target, draft = models()
-    data, gamma = batch(), 2
+    data, gamma = uneven(), 2
     labels = torch.cat(data.completions)[:, None]
     p, q = (m.hidden(data).softmax(-1).gather(-1, labels)[:, 0].detach() for m in (target, draft))
     calls = [expected_calls(part, gamma).mean for part in (q / p).clamp(max=1).split(data.lengths)]
     loss = computed(target, draft, f"path:{gamma}", data, reduction, chunk=3)
+    assert any(c < n for c, n in zip(calls, data.lengths, strict=True))
     each = [c / n for c, n in zip(calls, data.lengths, strict=True)]
     expected = sum(each) / 2 if reduction == "sequence_mean" else sum(calls) / sum(data.lengths)
     assert loss.value.item() == pytest.approx(expected, abs=1e-12)
@@ -686,7 +692,7 @@ def test_a_path_is_the_forecasts_calls_per_token(reduction):
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_a_paths_gradient_is_that_of_finite_differences(gamma, kept):
     target, draft = models(kept)
-    loss = computed(target, draft, f"path:{gamma}", batch(), chunk=3)
+    loss = computed(target, draft, f"path:{gamma}", uneven(), chunk=3)
     loss.value.backward()
     step, slopes = 1e-6, torch.zeros_like(draft.logits)
     for i in range(draft.logits.numel()):
@@ -694,7 +700,7 @@ def test_a_paths_gradient_is_that_of_finite_differences(gamma, kept):
         for sign in (1, -1):
             moved = TableModel(draft.logits.detach().clone(), kept=kept)
             moved.logits.data.view(-1)[i] += sign * step
-            ends.append(computed(target, moved, f"path:{gamma}", batch()).value.item())
+            ends.append(computed(target, moved, f"path:{gamma}", uneven()).value.item())
         slopes.view(-1)[i] = (ends[0] - ends[1]) / (2 * step)
     torch.testing.assert_close(draft.logits.grad, slopes, rtol=1e-6, atol=1e-8)
     assert slopes.abs().max() > 1e-3
