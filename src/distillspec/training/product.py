@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ class Product:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Map [C, H] to [C, R]."""
-        logits: Tensor = _Linear.apply(inputs.to(self._dtype), self)
-        return logits
+        apply: Callable[..., Tensor] = _Linear.apply
+        return apply(inputs.to(self._dtype), self)
 
     def add(self, inputs: Tensor, slope: Tensor) -> None:
         """Add the gradients of one chunk: inputs [C, H], slope [C, R]."""
