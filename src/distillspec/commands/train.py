@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from distillspec.commands.cached import offline_target
 from distillspec.commands.held_out import GAMMA, evaluate, evaluation_row
 from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.pairs import (
@@ -33,7 +34,9 @@ from distillspec.tasks import Row, overlap
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
-from distillspec.training.distill import Step, check_reference, distill, sft
+from distillspec.training.distill import Step, check_reference, distill
+from distillspec.training.offline import OfflineTarget
+from distillspec.training.offline_loss import check_offline
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import SEQKD, Divergence, Mixture, Recipe, named
 from distillspec.training.state import State, check_run
@@ -46,6 +49,13 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
+    return _without_target("sft", recipe, settings, None)
+
+
+def _without_target(
+    verb: str, recipe: Recipe, settings: Train, offline: OfflineTarget | None
+) -> dict[str, Any]:
+    """Train a draft on fixed data, with no target but the one in a cache."""
     rows = rows_of(
         settings.prompts,
         settings.limit,
@@ -58,10 +68,13 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     check_fit(draft, rows, data)
     batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
-    check_run(None, draft, batches, recipe, state)
-    run = _open("sft", draft, state, settings)
+    if offline is None:
+        check_run(None, draft, batches, recipe, state)
+    else:
+        check_offline(offline, draft, batches, recipe)
+    run = _open(verb, draft, state, settings)
     _go_back(run, draft, state, settings)
-    steps = sft(draft, batches, recipe, state=state)
+    steps = distill(None, draft, batches, recipe, state=state, offline=offline)
     return _train(steps, draft, state, run, settings, lambda _: None)
 
 
@@ -69,6 +82,10 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     at_least(1, settings, "keep")
     recipe = _fit(_recipe(settings), settings)
+    if settings.cache is not None:
+        return _without_target("distill", recipe, settings, offline_target(settings))
+    if settings.target is None:
+        raise UserError("--target is missing: give a model, or --cache with what one said")
     rows = rows_of(
         settings.prompts,
         settings.limit,

@@ -23,6 +23,8 @@ from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache, states_of
 from distillspec.training.data import Batches, rollout
 from distillspec.training.losses import DistillationLoss, position_weights
+from distillspec.training.offline import OfflineTarget
+from distillspec.training.offline_loss import OfflineLoss, check_offline, packed
 from distillspec.training.randomness import generator, seeded_dropout, uniform
 from distillspec.training.recipes import Recipe, Source
 from distillspec.training.state import State, check_run, only
@@ -86,6 +88,7 @@ def distill(
     state: State,
     cache: HiddenCache | None = None,
     reference: LanguageModel | None = None,
+    offline: OfflineTarget | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
     """Train the draft toward the target, one update per step, without end.
@@ -101,6 +104,7 @@ def distill(
         state: Where to begin, moved along with every step; made for this draft and recipe.
         cache: Keeps the target's states of fixed data from epoch to epoch; None not to.
         reference: A draft distilled before, for a recipe that selects tokens; None for others.
+        offline: What a target said of the fixed data, kept on disk; then `target` is None.
         clock: Reads seconds.
 
     Yields:
@@ -113,21 +117,28 @@ def distill(
     Source:
         Algorithm A.2.
     """
-    check_run(target, draft, batches, recipe, state)
+    if offline is None:
+        check_run(target, draft, batches, recipe, state)
+    else:
+        check_offline(offline, draft, batches, recipe)
     check_reference(recipe, draft, reference)
     hard = recipe.divergence.name == "cross_entropy"
     judge = None if hard else target
     # With the target's normalisers at hand its logits outside the draft's head are not needed.
     narrow = cache is not None and DistillationLoss.takes_normalisers(draft, recipe.divergence)
     kept = draft.kept if narrow else None
-    loss_of = DistillationLoss(
-        draft,
-        recipe.divergence,
-        target_head=None if judge is None else judge.head,
-        precision=recipe.precision,
-        reference=reference,
-        kept_head=None if kept is None or judge is None else judge.head_at(kept),
-    )
+    loss_of: DistillationLoss | OfflineLoss
+    if offline is not None:
+        loss_of = OfflineLoss(draft, recipe.divergence, precision=recipe.precision)
+    else:
+        loss_of = DistillationLoss(
+            draft,
+            recipe.divergence,
+            target_head=None if judge is None else judge.head,
+            precision=recipe.precision,
+            reference=reference,
+            kept_head=None if kept is None or judge is None else judge.head_at(kept),
+        )
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
         while True:
@@ -138,7 +149,9 @@ def distill(
             laps.end("rollout")
 
             hidden = log_z = None
-            if judge is not None and source == "fixed" and cache is not None:
+            if offline is not None:
+                hidden = packed(offline.known(batch))
+            elif judge is not None and source == "fixed" and cache is not None:
                 hidden = cache.states(judge, indices, batch)
                 log_z = None if kept is None else cache.normalisers(judge, indices)
             elif judge is not None:

@@ -212,10 +212,15 @@ def scored(
         pair = pairs.compare(target_logits, draft_logits, kept)
     with torch.no_grad():
         acceptance = pairs.acceptance_of(pair)
-    return _of_pair(divergence, pair), acceptance
+    return of_pair(divergence, pair), acceptance
 
 
-def _of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
+def of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
+    """Return the divergence of a pair at every position.
+
+    Raises:
+        ValueError: it has no value of a single position.
+    """
     if divergence.name == "forward_kl":
         return pairs.forward_kl_of(pair)
     if divergence.name == "reverse_kl":
