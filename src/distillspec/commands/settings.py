@@ -94,12 +94,23 @@ class Sft(Train):
 class Distill(Train):
     """Distil a draft toward its target."""
 
-    target: str
-    """Folder, hub name or GGUF file of the target."""
-    recipe: Literal["seqkd", "supervised_kd", "imitkd", "fdistill", "gkd"] = "imitkd"
-    """Divergence and data mixture of the paper's Table 1; the flags below override its parts."""
+    target: str | None = None
+    """Folder, hub name or GGUF file of the target; it may be left out with --cache."""
+    cache: Path | None = None
+    """What the target said of the answers in --prompts, kept by generate --cache: no target is
+    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one."""
+    recipe: Literal[
+        "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
+    ] = "imitkd"
+    """Divergence and data mixture: five of the paper's Table 1, then AdaSPEC, −log acceptance (LK
+    losses) and the exact path; the flags below override its parts."""
     divergence: str | None = None
-    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy."""
+    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy; beyond the paper
+    acceptance (−log of it), path:GAMMA (expected target calls per token, on the target's own
+    outputs), select:FRACTION or select:FRACTION:DIVERGENCE (the tokens easiest to improve)."""
+    reference: str | None = None
+    """Folder of a draft distilled before, for select:FRACTION: tokens count by how far it is ahead
+    of the draft (AdaSPEC)."""
     fixed: float | None = None
     """Share of steps on the file's own targets; give --fixed, --on-policy and --target-data."""
     on_policy: float | None = None
@@ -117,7 +128,11 @@ class Distill(Train):
 
 @dataclass(frozen=True)
 class Generate:
-    """Let the target answer prompts, and write its answers to a file as fixed data."""
+    """Let the target answer prompts, and write its answers to a file as fixed data.
+
+    Finished answers are kept in OUT.part as they come: the same command goes on from there. With
+    --server the target answers elsewhere, and only its tokenizer is read here.
+    """
 
     target: str
     """Folder, hub name or GGUF file of the target."""
@@ -127,6 +142,25 @@ class Generate:
     """JSONL file to write: prompt, target, and the target's ids as sampled."""
     logprobs: bool = False
     """Write target_logprobs too: with them `measure --outputs` needs no target."""
+    cache: Path | None = None
+    """Folder to keep the target's likeliest log-probabilities of every position in: `distill
+    --cache` then needs no target. Goes on with one of the same target and settings."""
+    cache_k: int = 64
+    """Log-probabilities to keep a position; the mass of all others is kept as one number. A server
+    may give no more than 20 (vLLM, unless served with --max-logprobs)."""
+    cache_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    """What the log-probabilities are kept in."""
+    server: str | None = None
+    """URL of an OpenAI-compatible server (vLLM, SGLang) to ask instead of loading the target, such
+    as http://localhost:8000/v1; DISTILLSPEC_SERVER_KEY is sent as its key, where it is set."""
+    model: str | None = None
+    """What the server calls the target; leave out where it is the name in --target."""
+    concurrency: int = 32
+    """Questions put to the server at once."""
+    timeout: float = 600.0
+    """Seconds one answer of the server may take."""
+    retries: int = 5
+    """Further tries after a lost connection, a time-out or an overloaded server."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy (the paper samples its data at 1)."""
     top_k: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from distillspec.commands.cached import offline_target
 from distillspec.commands.held_out import GAMMA, evaluate, evaluation_row
 from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.pairs import (
@@ -34,7 +35,9 @@ from distillspec.tasks import Row, overlap
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
-from distillspec.training.distill import Step, distill, sft
+from distillspec.training.distill import Step, check_reference, distill
+from distillspec.training.offline import OfflineTarget
+from distillspec.training.offline_loss import check_offline
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import SEQKD, Divergence, Mixture, Recipe, named
 from distillspec.training.state import State, check_run
@@ -47,16 +50,26 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     at_least(1, settings, "keep")
     recipe = _fit(replace(SEQKD, mixture=Mixture(fixed=1), reference="SFT"), settings)
+    return _without_target("sft", recipe, settings, None)
+
+
+def _without_target(
+    verb: str, recipe: Recipe, settings: Train, offline: OfflineTarget | None
+) -> dict[str, Any]:
+    """Train a draft on fixed data, with no target but the one in a cache."""
     rows = training_rows(settings)
     draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
     batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
-    check_run(None, draft, batches, recipe, state)
-    run = _open("sft", draft, state, settings)
+    if offline is None:
+        check_run(None, draft, batches, recipe, state)
+    else:
+        check_offline(offline, draft, batches, recipe)
+    run = _open(verb, draft, state, settings)
     _go_back(run, draft, state, settings)
-    steps = sft(draft, batches, recipe, state=state)
+    steps = distill(None, draft, batches, recipe, state=state, offline=offline)
     return _train(steps, draft, state, run, settings, lambda _: None)
 
 
@@ -64,6 +77,10 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     at_least(1, settings, "keep")
     recipe = _fit(_recipe(settings), settings)
+    if settings.cache is not None:
+        return _without_target("distill", recipe, settings, offline_target(settings))
+    if settings.target is None:
+        raise UserError("--target is missing: give a model, or --cache with what one said")
     rows = training_rows(settings)
     held_rows = _held_out(rows, settings.held_out)
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
@@ -73,12 +90,18 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed)
     check_run(target, draft, batches, recipe, state)
+    reference = None
+    if settings.reference is not None:
+        reference = load_model(settings.reference, device=settings.device)
+    check_reference(recipe, draft, reference)
     run = _open("distill", draft, state, settings)
     held = _answers(target, held_rows, settings)
     # Before --resume puts the trained weights back: a change is one since the run began.
     first = None if held is None else evaluate(target, draft, held)
     _go_back(run, draft, state, settings)
-    steps = distill(target, draft, batches, recipe, state=state, cache=HiddenCache())
+    steps = distill(
+        target, draft, batches, recipe, state=state, cache=HiddenCache(), reference=reference
+    )
     if held is None or first is None:
         return _train(steps, draft, state, run, settings, lambda _: None)
     if not settings.resume:

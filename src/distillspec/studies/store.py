@@ -28,15 +28,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from distillspec.errors import UserError
+from distillspec.files import write_whole
 from distillspec.studies.provenance import provenance
 
 RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
@@ -189,30 +188,7 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         OSError: the disk is full or the folder cannot be written; an earlier file is untouched.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp gives 0600, which would hide results from colleagues
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-    return path
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows opens no folders; its rename is already durable
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the rename itself
-    finally:
-        os.close(descriptor)
+    return write_whole(path, text.encode("utf-8"))
 
 
 def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
