@@ -93,6 +93,6 @@ class HiddenCache:
             with torch.no_grad():
                 for rows in Rows.fitting(target.vocabulary.size, hidden.device).chunks(len(hidden)):
                     parts.append(at_least_float32(target.head(hidden[rows])).logsumexp(-1))
-            split = torch.cat(parts).split([len(self._states[i]) for i in missing])
+            split = torch.split(torch.cat(parts), [len(self._states[i]) for i in missing])
             self._log_z |= {i: part.clone() for i, part in zip(missing, split, strict=True)}
         return torch.cat([self._log_z[i] for i in indices])

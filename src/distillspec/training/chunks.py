@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.product import Product, plain_linear
 
-CHUNK_BYTES = 1 << 26
+CHUNK_BYTES = 1 << 25
 """What one chunk's logits may take in float32: large enough for the matrix products to run at full
 speed, small beside the output matrix."""
 TILE_BYTES = 1 << 20
@@ -191,7 +191,7 @@ class _Chunked(torch.autograd.Function):
             d_hidden[rows] = 0.0 if found[0] is None else found[0]
             sums = [_add(old, new) for old, new in zip(sums, found[1:], strict=True)]
             del logits, slope, found  # before the next chunk's are made
-        ctx.gradients = (d_hidden, *(sums if product is None else product.gradients()))
+        ctx.gradients = (d_hidden, *(sums if product is None else product.release()))
         total = _total(torch.stack(measures) if measures else None)
         if total is not None:
             ctx.mark_non_differentiable(total)

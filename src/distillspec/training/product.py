@@ -49,10 +49,15 @@ class Product:
         if self.d_bias is not None:
             self.d_bias += slope.sum(0, dtype=self.d_bias.dtype)
 
-    def gradients(self) -> list[Tensor]:
-        """Return what was summed up, in the order and the types of the layer's parameters."""
+    def release(self) -> list[Tensor]:
+        """Return what was summed up, in the order and the types of the layer's parameters.
+
+        Nothing is kept: autograd copies a gradient that anyone else still holds.
+        """
         pairs = ((self.d_weight, self._layer.weight), (self.d_bias, self._layer.bias))
-        return [total.to(parameter.dtype) for total, parameter in pairs if total is not None]
+        found = [total.to(parameter.dtype) for total, parameter in pairs if total is not None]
+        self.d_weight = self.d_bias = None
+        return found
 
 
 class _Linear(torch.autograd.Function):

@@ -71,8 +71,10 @@ def path_worth(
     count = torch.tensor(lengths)
     with torch.enable_grad():
         log_q = log_q_of_y.detach().requires_grad_()
-        rows = pad_sequence(list(path_ratios(log_p_of_y, log_q).split(list(lengths))), True)
-        share = torch.stack([part.sum() for part in weights.to(log_q).split(list(lengths))])
+        ratios = torch.split(path_ratios(log_p_of_y, log_q), list(lengths))
+        rows = pad_sequence(list(ratios), batch_first=True)
+        parts = torch.split(weights.to(log_q), list(lengths))
+        share = torch.stack([part.sum() for part in parts])
         value = (path_calls(rows, count, gamma) / count * share).sum()
         (slope,) = torch.autograd.grad(value, log_q)
     return Worth(value.detach(), (-slope).clamp(min=0))
