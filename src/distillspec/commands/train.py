@@ -173,8 +173,11 @@ def _loop(
             run.log(row)
             totals.add(row)
             show(_share(state, settings), figures(step))
-            due = judge is not None and judge.due(state.seconds)
-            better = due and judge is not None and judge.look(state.step, state.seconds)
+            better = (
+                judge is not None
+                and judge.due(state.seconds)
+                and judge.look(state.step, state.seconds)
+            )
             if better or time.monotonic() - saved > 60 * settings.save_every:
                 _save(draft, state, settings, judge)
                 saved = time.monotonic()
