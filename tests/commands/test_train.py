@@ -412,7 +412,7 @@ def test_the_evaluation_is_that_of_the_rule_and_sampler_served():
         if name != "argmax":  # a greedy draft differs even from its own model's samples
             assert same.alpha["value"] == pytest.approx(1)
             assert same.tau["value"] == pytest.approx(
-                same.lengths.sum() / np.ceil(same.lengths / 5).sum()
+                same.lengths.sum() / np.ceil(same.lengths / 5).sum(), rel=1e-4
             )
     assert len({round(value, 6) for value in found.values()}) == 3
 
@@ -489,9 +489,12 @@ def test_the_best_draft_is_kept_where_the_last_is_worse_beyond_chance(
     assert "the draft is that of step 1: the last was worse beyond chance" in said
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert names == ["step-1", "step-4"]
-    kept = load_file(out / "checkpoints" / "step-1" / checkpoint.WEIGHTS)
+    best, last = (load_file(out / "checkpoints" / name / checkpoint.WEIGHTS) for name in names)
     shipped = weights(out / "draft")
-    assert all(torch.equal(shipped[name], kept[name]) for name in shipped)
+    both = shipped.keys() & best.keys()  # two files may keep tied weights by different names
+    assert len(both) > 10
+    assert all(torch.equal(shipped[name], best[name]) for name in both)
+    assert not any(torch.equal(shipped[name], last[name]) for name in both)
 
 
 def test_patience_needs_something_that_could_move(capsys, tmp_path, flags, held):
