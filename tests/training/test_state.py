@@ -134,8 +134,8 @@ def test_adafactor_leaves_the_rate_of_the_schedule_alone():
         optimizer.step()
         assert [group["lr"] for group in optimizer.param_groups] == [1e-3]
     # Each moves by the rate times its own size (at least 1e-3), whatever the other is.
-    assert float((1e3 - large).abs().max()) == pytest.approx(3 * 1e-3 * 1e3, rel=0.01)
-    assert float((small - 1e-6).abs().max()) == pytest.approx(3 * 1e-3 * 1e-3, rel=0.01)
+    assert float((1e3 - large.detach()).abs().max()) == pytest.approx(3 * 1e-3 * 1e3, rel=0.01)
+    assert float((small.detach() - 1e-6).abs().max()) == pytest.approx(3 * 1e-3 * 1e-3, rel=0.01)
 
 
 def test_a_given_rate_is_used_and_recorded_and_never_a_relative_one():

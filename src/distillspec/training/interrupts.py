@@ -49,5 +49,5 @@ def handled(
     try:
         yield
     finally:
-        for number, found in earlier.items():
-            signal.signal(number, found)
+        for handled_number, found in earlier.items():
+            signal.signal(handled_number, found)
