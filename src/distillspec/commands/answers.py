@@ -183,7 +183,8 @@ class Served:
         Raises:
             UserError: the server left out what was asked for.
         """
-        ids, found = answer.ids, {}
+        ids = answer.ids
+        found: dict[str, Any] = {}
         if ids is None:
             anew = self.tokenizer.completion(answer.text).tolist()
             ids = tuple(anew if answer.finish_reason == "stop" else anew[:-1])

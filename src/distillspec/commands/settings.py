@@ -74,7 +74,9 @@ class Train:
     keep: int = 2
     """Checkpoints to keep."""
     resume: bool = False
-    """Go on from the newest checkpoint in --out."""
+    """Go on from the newest checkpoint in --out, with the same settings, data and models."""
+    allow_change: tuple[str, ...] = ()
+    """What may differ with --resume, such as schedule,learning_rate; a refusal names it."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names to leave as they are, such as *embed_tokens*."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -124,6 +126,23 @@ class Distill(Train):
     taken before, during and after training; leave out not to evaluate."""
     evaluate_every: float = 5.0
     """Minutes of training between evaluations."""
+    patience: int | None = None
+    """Stop once τ has not risen beyond chance over its best, by a paired interval, in this many
+    evaluations in a row; leave out to spend the whole budget."""
+    gamma: int = 3
+    """Drafted tokens per block where the pair will be served, for τ (3 is the paper's smallest)."""
+    rule: LosslessRule = "ratio"
+    """How drafted tokens are judged where it will be served: ratio (the paper's), argmax (a greedy
+    draft), or exact-match (accept what equals the target's own sample)."""
+    temperature: float = 1.0
+    """The target's temperature where it will be served: of the held-out answers and of α and τ
+    alone. Training samples and compares at 1 (the paper's)."""
+    top_k: int | None = None
+    """Likewise: keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Likewise: keep the most likely tokens that make up this mass."""
+    draft_temperature: float | None = None
+    """Likewise, the draft's temperature; leave out for the target's."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@
 Rows of metrics.jsonl, where training wrote them: `step`, `seconds` since the start, `loss` in nats,
 `alpha_sum` and `alpha_count` (their ratio is the expected acceptance of the step), `grad_norm`,
 `learning_rate`, `tokens`, `source`, `seconds_by_part`. A row of an evaluation on held-out prompts
-has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, and for τ at one `gamma` the
-`tokens` and the target `calls`.
+has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, for τ at one `gamma` the
+`tokens` and the target `calls`, and `by_prompt` the same, a list each, so that any two evaluations
+can be compared in pairs.
 
 A row of outputs.jsonl: `setting` (what differs between a run's passes over the prompts), `draft`
 (null: the target alone) and `lenience` (null: a lossless rule), `id`, `domain`, `prompt`, `text`,

@@ -21,6 +21,7 @@ from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache, states_of
+from distillspec.training.checks import NotFiniteError, finite
 from distillspec.training.data import Batches, rollout
 from distillspec.training.losses import DistillationLoss, position_weights
 from distillspec.training.offline import OfflineTarget
@@ -166,7 +167,7 @@ def distill(
             value.backward()
             loss = float(value.detach())
             norm = torch.nn.utils.clip_grad_norm_(state.parameters, recipe.clip or math.inf)
-            _check_finite(state, loss, float(norm))
+            _check_finite(state, indices, source, loss, float(norm))
             laps.end("draft")
 
             rate = state.update(state.seconds + laps.total)
@@ -250,14 +251,14 @@ def _emittable(draft: LanguageModel, batch: Batch) -> Tensor | None:
     return torch.isin(torch.cat(batch.completions), draft.kept.cpu())
 
 
-def _check_finite(state: State, loss: float, norm: float) -> None:
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    state.optimizer.zero_grad(set_to_none=True)
-    raise UserError(
-        f"step {state.step + 1}: the loss is {loss} and the norm of its gradient {norm}; the draft "
-        "keeps the weights of the step before; try a smaller learning_rate, a clip, or float32"
-    )
+def _check_finite(
+    state: State, indices: tuple[int, ...], source: Source, loss: float, norm: float
+) -> None:
+    try:
+        finite(state.step + 1, indices, source, loss=loss, gradient_norm=norm)
+    except NotFiniteError:
+        state.optimizer.zero_grad(set_to_none=True)
+        raise
 
 
 class _Laps:
