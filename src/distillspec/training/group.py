@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
+from distillspec.training.optimization import Adafactor
 from distillspec.training.state import State
 
 T = TypeVar("T")
@@ -41,8 +42,7 @@ def joined() -> Iterator[Group]:
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[
-            # No buffer of a model changes in training, and gradients need no second copy.
-            DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True),  # no second copy
             InitProcessGroupKwargs(timeout=PATIENCE),
         ],
     )
@@ -154,6 +154,10 @@ class Group:
         """
         if not self._shards:
             return draft
+        if isinstance(state.recipe.optimizer, Adafactor):
+            raise UserError(
+                "torch's Adafactor takes no sharded weights: give --optimizer adamw, or use DDP"
+            )
         copied = copy.deepcopy(draft)
         theirs = dict(copied.module.named_parameters())
         names = {id(p): name for name, p in draft.module.named_parameters()}
@@ -165,6 +169,9 @@ class Group:
         if not self._shards:
             return cast(nn.Module, self._accelerator.prepare(loss))
         moments = state.moments()
+        plugin = self._accelerator.state.fsdp_plugin
+        if plugin.transformer_cls_names_to_wrap is None:  # what to shard by is not configured
+            plugin.transformer_cls_names_to_wrap = _layers(loss)
         wrapped, _ = self._accelerator.prepare(loss, state.optimizer)
         parameters = state.optimizer.param_groups[0]["params"]
         state.take_over(parameters, [_like(p, m) for p, m in zip(parameters, moments, strict=True)])
@@ -196,6 +203,14 @@ class Group:
         for own, theirs in pairs:
             if theirs.requires_grad:
                 own.copy_(self.whole(theirs))
+
+
+def _layers(loss: nn.Module) -> list[str]:
+    """Name the classes of the layers that transformers would have sharded one by one."""
+    found = {
+        name for part in loss.modules() for name in getattr(part, "_no_split_modules", None) or ()
+    }
+    return sorted(found & {type(part).__name__ for part in loss.modules()})
 
 
 def _like(parameter: nn.Parameter, moments: dict[str, Tensor]) -> dict[str, Tensor]:
