@@ -248,7 +248,8 @@ def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
     )
     plan = recipe(fixed=shares[0], draft=shares[1], target=shares[2])
     steps = run(target, draft, table_data(), plan, 12)
-    assert target_passes == [False] * 12
+    written = sum(step.source == "target" for step in steps)
+    assert target_passes == [False] * (12 - written), "decoding has its states already"
     assert draft_passes == [True] * 12
     sources = [step.source for step in steps]
     assert writers.count(draft) == sources.count("draft")
@@ -257,6 +258,17 @@ def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
     for source, share in zip(("fixed", "draft", "target"), shares, strict=True):
         if share in (0, 1):
             assert sources.count(source) == 12 * share
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_target_data_brings_the_states_that_a_pass_would_compute(family, gamma):
+    target, draft = tiny(family, seed=1), tiny(family, seed=2, layers=1)
+    batches = text_data(4, 4)
+    plan = recipe(target=1, max_new_tokens=6, target_gamma=gamma)
+    state = State(draft, batches, plan, seed=0)
+    batch, decoded = loop._complete(target, draft, batches, (0, 1, 2, 3), "target", state)
+    torch.testing.assert_close(decoded, states_of(target, batch), rtol=1e-4, atol=1e-5)
 
 
 def test_seqkd_never_scores_with_the_target(monkeypatch):

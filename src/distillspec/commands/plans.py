@@ -32,7 +32,10 @@ def distill_recipe(settings: Distill) -> Recipe:
     if any(share is not None for share in shares):
         fixed, draft, target = (share or 0.0 for share in shares)
         recipe = replace(recipe, mixture=Mixture(fixed=fixed, draft=draft, target=target))
-    return _fit(replace(recipe, max_new_tokens=settings.max_new_tokens), settings)
+    sampled = replace(
+        recipe, max_new_tokens=settings.max_new_tokens, target_gamma=settings.target_gamma
+    )
+    return _fit(sampled, settings)
 
 
 def _fit(recipe: Recipe, settings: Train) -> Recipe:

@@ -119,6 +119,10 @@ class Distill(Train):
     """Share of steps on completions sampled from the draft."""
     target_data: float | None = None
     """Share of steps on completions sampled from the target."""
+    target_gamma: int = 0
+    """Let the draft in training write this many tokens a block ahead of the target in sampled
+    target data: the same data in law, sooner where the draft is good; 0 lets the target write
+    alone."""
     max_new_tokens: int = 64
     """Length limit of sampled completions, in tokens (the paper's for XSum)."""
     held_out: str | None = None

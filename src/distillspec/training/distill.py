@@ -146,7 +146,7 @@ def distill(
             laps = _Laps(clock, draft.device)
             indices = batches.at(state.step, state.seed)
             source = recipe.mixture.source(uniform(state.seed, "source", state.step))
-            batch = _complete(target, draft, batches, indices, source, state)
+            batch, decoded = _complete(target, draft, batches, indices, source, state)
             laps.end("rollout")
 
             hidden = log_z = None
@@ -156,7 +156,7 @@ def distill(
                 hidden = cache.states(judge, indices, batch)
                 log_z = None if kept is None else cache.normalisers(judge, indices)
             elif judge is not None:
-                hidden = states_of(judge, batch)
+                hidden = states_of(judge, batch) if decoded is None else decoded
             laps.end("target")
 
             weights = position_weights(
@@ -220,25 +220,36 @@ def _complete(
     indices: tuple[int, ...],
     source: Source,
     state: State,
-) -> Batch:
-    """Put completions from `source` to the examples' prompts."""
+) -> tuple[Batch, Tensor | None]:
+    """Put completions from `source` to the examples' prompts.
+
+    Returns:
+        The batch, and the target's [N, H] states if the target wrote it: decoding has computed
+        them, so that target data costs no second pass.
+    """
     examples = [batches.examples[i] for i in indices]
     prompts = tuple(example.prompt for example in examples)
     if source == "fixed":
-        return Batch(prompts, tuple(e.completion for e in examples if e.completion is not None))
-    writer = target if source == "target" else draft
+        fixed = tuple(e.completion for e in examples if e.completion is not None)
+        return Batch(prompts, fixed), None
+    by_target = source == "target"
+    writer = target if by_target else draft
     if writer is None:
         raise ValueError("target data without a target")
-    completions = rollout(
+    gamma = state.recipe.target_gamma if by_target else 0
+    outputs = rollout(
         writer,
         prompts,
+        ahead=draft if gamma else None,
+        gamma=gamma,
         max_new_tokens=state.recipe.max_new_tokens,
         stop=(draft if target is None else target).eos_ids,
         generators=[
             generator(state.seed, "rollout", state.step, row) for row in range(len(prompts))
         ],
     )
-    return Batch(prompts, completions)
+    batch = Batch(prompts, tuple(torch.tensor(output.ids, dtype=torch.int64) for output in outputs))
+    return batch, torch.cat([output.states for output in outputs]) if by_target else None
 
 
 def _emittable(draft: LanguageModel, batch: Batch) -> Tensor | None:
