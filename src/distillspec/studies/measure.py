@@ -136,16 +136,18 @@ def measure(
 
 def _timings(timer: Timer, outputs: TargetOutputs, plan: Plan, size: int) -> list[Timings]:
     """Time passes and blocks at one batch size: on some single prompts, or on one batch of them."""
-    # Blocks of three γ show how they grow; passes are timed over every width.
-    middle = plan.gammas[len(plan.gammas) // 4]
-    gammas = sorted({plan.gammas[0], middle, plan.gammas[-1]})
     groups = (
         [[prompt] for prompt in outputs.prompts[:TABLE_PROMPTS]]
         if size == 1
         else [list(itertools.islice(itertools.cycle(outputs.prompts), size))]
     )
     widths = range(1, max(plan.gammas) + 2)
-    return [timer.timings(group, widths, gammas) for group in groups]
+    return [timer.timings(group, widths, timed_gammas(plan.gammas)) for group in groups]
+
+
+def timed_gammas(gammas: Sequence[int]) -> list[int]:
+    """Return the γ whose blocks are timed: three show how blocks grow."""
+    return sorted({gammas[0], gammas[len(gammas) // 4], gammas[-1]})
 
 
 def _gammas_to_run(scores: Scores, cost: Cost, plan: Plan) -> tuple[int, ...]:
