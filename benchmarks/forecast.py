@@ -9,7 +9,7 @@ outputs: equal where the rule leaves nothing to chance, |z| ≤ 4 elsewhere. For
 greedy, which it is at T = 0) the speed-up on the clock is held against what the cost model and the
 exact recursion expect of the outputs that ran; the last column is the forecast from other outputs
 of the target, where a dozen prompts differ by chance as well. Exits 1
-if a line misses. About a quarter of an hour on two cores.
+if a line misses. About twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WITHIN = 0.10
 
 def main() -> int:
     """Print the table and return the exit code."""
-    target_path, *draft_paths = sys.argv[1:] or [packaged_target(), DEMO / "before", DEMO / "draft"]
+    target_path, *draft_paths = sys.argv[1:] or [packaged_target(), *map(str, (DEMO / "before", DEMO / "draft"))]
     if not draft_paths or not all(Path(path).is_dir() for path in draft_paths):
         print("no drafts: run `make demo` first, or give TARGET DRAFT...", file=sys.stderr)
         return 2
