@@ -8,8 +8,8 @@ demo's held-out ones. The target's calls are held against their forecast on the 
 outputs: equal where the rule leaves nothing to chance, |z| ≤ 4 elsewhere. For the ratio rule (and
 greedy, which it is at T = 0) the speed-up on the clock is held against what the cost model and the
 exact recursion expect of the outputs that ran; the last column is the forecast from other outputs
-of the target, where a dozen prompts differ by chance as well. Exits 1
-if a line misses. About twenty minutes on two cores.
+of the target, where a dozen prompts differ by chance as well. Exits 1 if a line misses.
+About twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from distillspec.studies.measure import Plan, measure
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
 from distillspec.tasks import read_prompts, split
 
-DEMO = Path("runs/demo")
+DEMO = ("runs/demo/before", "runs/demo/draft")
 RULES = (
     ratio_test(Sampling()),
     ratio_test(GREEDY),
@@ -48,12 +48,12 @@ WITHIN = 0.10
 
 def main() -> int:
     """Print the table and return the exit code."""
-    target_path, *draft_paths = sys.argv[1:] or [packaged_target(), *map(str, (DEMO / "before", DEMO / "draft"))]
+    target_path, *draft_paths = sys.argv[1:] or [packaged_target(), *DEMO]
     if not draft_paths or not all(Path(path).is_dir() for path in draft_paths):
         print("no drafts: run `make demo` first, or give TARGET DRAFT...", file=sys.stderr)
         return 2
     target, *loaded = load_together(target_path, draft_paths)
-    drafts = dict(zip(names_of("DRAFT", list(map(str, draft_paths))), loaded, strict=True))
+    drafts = dict(zip(names_of("DRAFT", draft_paths), loaded, strict=True))
     rows = split(read_prompts("stdlib"), HELD_OUT_SHARE).held_out[:PROMPTS]
     prompts = prompt_ids(target.tokenizer, rows)
     missed = 0
