@@ -75,6 +75,8 @@ class LoggedOutputs:
     logprobs: tuple[Tensor, ...] | None
     """[L] each: ln p of each completion token at the sampler served; None where it was not
     logged."""
+    limits: tuple[int | None, ...] | None = None
+    """As in `TargetOutputs`."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ def score_logged(
             else torch.ones_like(q_of_y)
         )
         ratios[i][rows] = _ratios(rule, p_of_y, q_of_y)
-    return Scores(None, tuple(ratios))
+    return Scores(None, tuple(ratios), outputs.limits)
 
 
 def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:
