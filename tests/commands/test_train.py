@@ -316,6 +316,20 @@ def test_another_target_or_other_held_out_prompts_under_the_same_name_are_notice
     assert "other target" in refused(capsys, *arguments, "--resume")
 
 
+def test_another_reference_draft_under_the_same_name_is_noticed(capsys, tmp_path, flags, pair):
+    """It decides which tokens are trained on."""
+    reference, out = saved(tmp_path / "reference", noise=0.02), tmp_path / "run"
+    arguments = [
+        *flags, "--out", out, "--steps", 1, "--divergence", "select:0.5", "--reference", reference,
+    ]  # fmt: skip
+    assert run(capsys, *arguments)[0] == 0
+    assert run(capsys, *arguments, "--resume")[0] == 0
+    saved(Path(reference), seed=5)
+    said = refused(capsys, *arguments, "--resume")
+    assert "other reference" in said
+    assert "--allow-change reference" in said
+
+
 # Judged.
 
 

@@ -73,7 +73,7 @@ def earlier_run(state: State, settings: Train) -> Earlier | None:
         UserError: there is nothing to go on with, or settings, data or models differ and the
             difference is not allowed.
     """
-    allowed = {*state.recipe.to_dict(), "data", "target", "seed", *_OWN} - {"reference", "frozen"}
+    allowed = {*state.recipe.to_dict(), "data", "target", "reference", "seed", *_OWN} - {"frozen"}
     for name in settings.allow_change:
         if name not in allowed:
             raise UserError(f"--allow-change {name}: no such setting; {nearest(name, allowed)}")

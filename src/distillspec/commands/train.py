@@ -67,11 +67,11 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     for model in (target, draft):
         check_fit(model, rows, data)
     batches = Batches(data, recipe.batch_size)
-    state = State(draft, batches, recipe, seed=settings.seed, target=target)
-    check_run(target, draft, batches, recipe, state)
     reference = None
     if settings.reference is not None:
         reference = load_model(settings.reference, device=settings.device)
+    state = State(draft, batches, recipe, seed=settings.seed, target=target, reference=reference)
+    check_run(target, draft, batches, recipe, state)
     check_reference(recipe, draft, reference)
     earlier = earlier_run(state, settings)
     run = _open("distill", draft, state, settings)
@@ -87,13 +87,13 @@ def run_distill(settings: Distill) -> dict[str, Any]:
 def _without_target(
     verb: str, recipe: Recipe, settings: Train, offline: OfflineTarget | None
 ) -> dict[str, Any]:
-    """Train a draft on fixed data, with no target but the one in a cache."""
+    """Train a draft on fixed data, with no target but what one said."""
     rows = training_rows(settings)
     draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
     batches = Batches(data, recipe.batch_size)
-    state = State(draft, batches, recipe, seed=settings.seed)
+    state = State(draft, batches, recipe, seed=settings.seed, target=offline)
     if offline is None:
         check_run(None, draft, batches, recipe, state)
     else:
