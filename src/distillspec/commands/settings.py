@@ -79,6 +79,13 @@ class Train:
     """What may differ with --resume, such as schedule,learning_rate; a refusal names it."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names to leave as they are, such as *embed_tokens*."""
+    lora: int | None = None
+    """Train low-rank adapters of this rank on every linear layer but the output layer (peft), with
+    alpha 2 · rank (Biderman et al. 2024), and merge them into the draft that is written; needs
+    --optimizer adamw. Leave out to train all weights, as the paper does: see docs/distill.md."""
+    tracker: Literal["tensorboard", "wandb", "trackio", "mlflow"] | None = None
+    """Show the steps and evaluations there too, through Accelerate's trackers; metrics.jsonl has
+    them in any case."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights."""
     device: str = "auto"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distillspec.models.heads import Head
+from distillspec.models.lora import merged
 from distillspec.models.protocol import Batch
 from distillspec.models.saving import Untrimmed, write_folder
 from distillspec.models.session import CachedSession
@@ -111,5 +112,6 @@ class TransformersModel:
 
         A trimmed head is written whole, its kept rows as trained and the others as they were
         before trimming, with `kept_ids.json` beside it: plain transformers loads it untrimmed.
+        Adapters are merged into the weights they adapt.
         """
-        write_folder(folder, self.module, self.tokenizer, self._untrimmed)
+        write_folder(folder, merged(self.module), self.tokenizer, self._untrimmed)
