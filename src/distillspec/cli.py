@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any
 
 import distillspec
+from distillspec.commands import measure_settings
 from distillspec.commands import settings as verbs
 from distillspec.commands import task_settings as on_tasks
 from distillspec.errors import UserError, nearest
@@ -43,7 +44,7 @@ VERBS = {
     "sft": Verb(verbs.Sft, "train", "run_sft"),
     "distill": Verb(verbs.Distill, "train", "run_distill"),
     "generate": Verb(verbs.Generate, "generate"),
-    "measure": Verb(verbs.Measure, "measure"),
+    "measure": Verb(measure_settings.Measure, "measure"),
     "decode": Verb(verbs.Decode, "decode"),
     "evaluate": Verb(on_tasks.Evaluate, "evaluate"),
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import pytest
 
 from distillspec import cli
 from distillspec.commands import decode, train
+from distillspec.commands import settings as verbs
+from distillspec.convert import show
 from distillspec.models import load, wrap
+from distillspec.settings import _fields
 from distillspec.training import checkpoint
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved
@@ -291,12 +295,27 @@ def test_help_imports_nothing_heavy():
         assert verb in done.stdout
 
 
-def test_every_field_has_a_help_text():
-    for verb in cli.VERBS.values():
-        from distillspec.settings import _fields
-
+def test_every_field_has_a_help_text_and_shows_its_default(capsys):
+    for name, verb in cli.VERBS.items():
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        shown = "".join(capsys.readouterr().out.split())  # however the lines were broken
         for field in _fields(verb.settings).values():
             assert field.help, f"{verb.settings.__name__}.{field.name} has no docstring"
+            default = "required" if field.required else f"default: {show(field.default)}"
+            told = "".join(f"{field.help} ({default})".split())
+            assert told in shown, f"{name} --help: {field.flag}"
+
+
+def test_every_default_of_training_says_where_it_comes_from():
+    """The paper's, by its appendix, table or figure, or ours. Switches that are off, settings that
+    are left out, and where to compute have no value that needs one."""
+    for settings in (verbs.Sft, verbs.Distill):
+        for field in _fields(settings).values():
+            if field.required or field.default in (None, False, (), "auto") or field.name == "seed":
+                continue
+            sourced = re.search(r"\((?:[^()]*the paper|ours)", field.help)
+            assert sourced, f"{settings.__name__}.{field.name}: {field.help}"
 
 
 def test_the_demo_refuses_what_it_cannot_do(capsys, tmp_path, prompts, pair, monkeypatch):

@@ -100,12 +100,15 @@ cli.main(sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize("saved_at", [4, 6])
+@pytest.mark.parametrize(
+    ("saved_at", "more"), [(4, []), (6, []), (4, ["--lora", "4"])], ids=["inside", "edge", "lora"]
+)
 def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(
-    capsys, tmp_path, flags, held, saved_at
+    capsys, tmp_path, flags, held, saved_at, more
 ):
     """Inside an epoch and at its edge; two steps more than the checkpoint had been logged."""
-    arguments = [*map(str, flags), "--steps", "10", "--held-out", held, "--evaluate-every", "99"]
+    flags = [*flags, *more, "--steps", "10", "--held-out", held, "--evaluate-every", "99"]
+    arguments = [*map(str, flags)]
     _, whole, _ = run(capsys, *arguments, "--out", tmp_path / "whole")
     out = tmp_path / "killed"
     script = [sys.executable, "-c", KILLED, str(saved_at), str(saved_at + 3), *arguments]

@@ -96,8 +96,8 @@ def sample(model, prompts, *, seed=0, tokens=8, stop=(), ahead=None, gamma=0):
 
 
 def test_rollouts_are_sampled_without_truncation():
-    """transformers' own default of top_k=50 would give 50 ids. Each of 200 ids is missed by
-    5,000 uniform tokens with probability 1.3e-11."""
+    """trl#1814: transformers' own default of top_k=50 would give 50 ids. Each of 200 ids is missed
+    by 5,000 uniform tokens with probability 1.3e-11."""
     uniform = TableModel(torch.zeros(200))
     ids = torch.cat(sample(uniform, [torch.tensor([0])] * 100, tokens=50))
     assert len(ids) == 5000
@@ -130,6 +130,7 @@ def test_a_rollout_ends_with_the_given_stop_ids_and_nothing_after():
 
 
 def test_a_rollout_depends_on_its_own_generator_only():
+    """vllm#6038: the seed of a request was ignored."""
     model = random_table(6)
     prompts = [torch.tensor([i]) for i in range(4)]
     before = torch.get_rng_state()
@@ -140,7 +141,15 @@ def test_a_rollout_depends_on_its_own_generator_only():
     assert not all(map(torch.equal, rows, sample(model, prompts, seed=1)))
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_one_prompt_three_times_gives_three_samples(family):
+    """vllm#4934, #6137: asking for several samples of a prompt crashed."""
+    rows = sample(tiny(family), [torch.tensor([6, 7, 1])] * 3)
+    assert len({tuple(row.tolist()) for row in rows}) == 3
+
+
 def test_a_rollout_gives_every_submodule_its_own_mode_back():
+    """trl#5862, SpecForge#563: the student stayed in eval mode after it had been sampled from."""
     draft = tiny("t5")
     draft.module.train()
     draft.module.encoder.eval()

@@ -154,7 +154,7 @@ def test_a_given_rate_is_used_and_recorded_and_never_a_relative_one():
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
 def test_a_loss_that_is_not_finite_names_step_and_batch(loss, norm):
-    """transformers#14189, #9295, #23918: T5 in half precision; which step and which rows?"""
+    """transformers#14189, #9295, #23918, t5#539: which step and which rows?"""
     finite(5, (3, 1), "fixed", loss=1.0, gradient_norm=2.0)
     with pytest.raises(
         NotFiniteError, match=r"step 5: .* fixed data of the examples 3, 1"

@@ -45,6 +45,12 @@ def _fit(recipe: Recipe, settings: Train) -> Recipe:
     for name, value in (("--steps", settings.steps), ("--minutes", settings.minutes)):
         if value is not None and value <= 0:
             raise UserError(f"{name} {value}: expected more than 0")
+    if settings.lora is not None and settings.optimizer == "adafactor":
+        raise UserError(
+            f"--lora {settings.lora} with --optimizer adafactor would hardly train: its steps are "
+            "in proportion to the weights, and half of an adapter's begin at 0; give --optimizer "
+            "adamw"
+        )
     if settings.steps is not None:
         length, unit = float(settings.steps), "steps"
     else:

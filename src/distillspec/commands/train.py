@@ -24,8 +24,10 @@ from distillspec.commands.plans import distill_recipe, sft_recipe
 from distillspec.commands.progress import console, training_bar
 from distillspec.commands.resuming import CHECKPOINTS, earlier_run, go_back
 from distillspec.commands.settings import Distill, Sft, Train
+from distillspec.commands.trackers import check_tracker, tracked
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.lora import add_lora, check_lora
 from distillspec.settings import as_dict
 from distillspec.studies.store import RESULT, Run, read_run
 from distillspec.tasks import Row
@@ -37,19 +39,21 @@ from distillspec.training.distill import Step, check_reference, distill
 from distillspec.training.interrupts import handled
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.offline_loss import check_offline
+from distillspec.training.randomness import derived
 from distillspec.training.recipes import Recipe
 from distillspec.training.state import State, check_run
 
 
 def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
-    at_least(1, settings, "keep")
+    _check(settings)
     return _without_target("sft", sft_recipe(settings), settings, None)
 
 
 def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
-    at_least(1, settings, "keep", "gamma")
+    _check(settings)
+    at_least(1, settings, "gamma")
     if settings.patience is not None:
         at_least(1, settings, "patience")
         if settings.held_out is None:
@@ -66,6 +70,7 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     data = examples(draft.tokenizer, rows)
     for model in (target, draft):
         check_fit(model, rows, data)
+    _adapt(draft, settings)
     batches = Batches(data, recipe.batch_size)
     reference = None
     if settings.reference is not None:
@@ -81,7 +86,8 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     steps = distill(
         target, draft, batches, recipe, state=state, cache=HiddenCache(), reference=reference
     )
-    return _train(steps, draft, state, run, rows, settings, judge)
+    with tracked(run, settings, state.run):
+        return _train(steps, draft, state, run, rows, settings, judge)
 
 
 def _without_target(
@@ -92,6 +98,7 @@ def _without_target(
     draft = load_model(settings.draft, device=settings.device)
     data = examples(draft.tokenizer, rows)
     check_fit(draft, rows, data)
+    _adapt(draft, settings)
     batches = Batches(data, recipe.batch_size)
     state = State(draft, batches, recipe, seed=settings.seed, target=offline)
     if offline is None:
@@ -103,7 +110,23 @@ def _without_target(
     if earlier is not None:
         go_back(run, draft, state, settings, earlier, None)
     steps = distill(None, draft, batches, recipe, state=state, offline=offline)
-    return _train(steps, draft, state, run, rows, settings, None)
+    with tracked(run, settings, state.run):
+        return _train(steps, draft, state, run, rows, settings, None)
+
+
+def _check(settings: Train) -> None:
+    """Refuse what cannot work before anything is loaded."""
+    at_least(1, settings, "keep")
+    if settings.lora is not None:
+        at_least(1, settings, "lora")
+        check_lora()
+    check_tracker(settings)
+
+
+def _adapt(draft: TransformersModel, settings: Train) -> None:
+    """Put the adapters of --lora into the draft."""
+    if settings.lora is not None:
+        add_lora(draft.module, settings.lora, seed=derived(settings.seed, "lora"))
 
 
 def _open(verb: str, draft: TransformersModel, state: State, settings: Train) -> Run:

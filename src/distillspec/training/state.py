@@ -176,8 +176,11 @@ def _fingerprint(model: LanguageModel | OfflineTarget | None) -> str | None:
 
 
 def bound(changed: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """Return the keys of changes that cannot be allowed: the saved moments would mean nothing."""
-    found = {"frozen"} & set(changed)
+    """Return the keys of changes that cannot be allowed: the saved moments would mean nothing.
+
+    `lora` is no key of `State.changes`: the shapes of saved weights show it. Verbs tell it sooner.
+    """
+    found = {"frozen", "lora"} & set(changed)
     was, now = changed.get("optimizer", ({}, {}))
     return found | ({"optimizer"} if was and was["name"] != now["name"] else set())
 
