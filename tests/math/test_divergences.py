@@ -15,6 +15,7 @@ from distillspec.math.divergences import (
     cross_entropy,
     forward_kl,
     jsd,
+    negative_log_acceptance,
     reverse_kl,
     sequence_mean,
     token_mean,
@@ -207,6 +208,35 @@ def test_acceptance_is_one_minus_total_variation():
     torch.testing.assert_close(
         acceptance(target, draft, kept=KEPT), 1 - total_variation(target, draft, kept=KEPT)
     )
+
+
+def test_negative_log_acceptance_is_what_its_name_says():
+    target, draft = logits(20, 9), logits(20, 9, seed=1)
+    values = negative_log_acceptance(target, draft)
+    torch.testing.assert_close(values, -acceptance(target, draft).log())
+    assert (values >= 0).all()
+    assert negative_log_acceptance(target, target).abs().max() < 1e-12
+    assert gradient(negative_log_acceptance, target, target).abs().max() < 1e-12
+    trimmed = negative_log_acceptance(target, draft[:, :4], kept=KEPT)
+    torch.testing.assert_close(trimmed, -acceptance(target, draft[:, :4], kept=KEPT).log())
+
+
+def test_its_gradient_is_that_of_total_variation_over_the_acceptance():
+    target, draft = logits(20, 9), logits(20, 9, seed=1)
+    expected = gradient(total_variation, target, draft) / acceptance(target, draft)[:, None]
+    torch.testing.assert_close(gradient(negative_log_acceptance, target, draft), expected)
+    target, draft = logits(2, 4).requires_grad_(), logits(2, 4, seed=1).requires_grad_()
+    assert gradcheck(negative_log_acceptance, (target, draft))
+
+
+def test_where_the_two_hardly_overlap_the_negative_log_acceptance_still_pulls():
+    """Total variation's gradient vanishes there, and Σ min(P, Q) itself would underflow."""
+    target, draft = torch.tensor([[0.0, -200.0]]), torch.tensor([[-200.0, 0.0]])
+    assert negative_log_acceptance(target, draft).item() == pytest.approx(200 - math.log(2))
+    assert gradient(total_variation, target, draft).abs().max() < 1e-6
+    assert gradient(negative_log_acceptance, target, draft).tolist()[0][0] < -0.4
+    apart = negative_log_acceptance(torch.tensor([0.0, -math.inf]), torch.tensor([-math.inf, 0.0]))
+    assert apart.item() == math.inf
 
 
 # --- infinities -----------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(
         raise OSError(28, "No space left on device")
 
     if broken == "fsync":
-        monkeypatch.setattr(store.os, "fsync", fail)
+        monkeypatch.setattr("os.fsync", fail)
     else:
         monkeypatch.setattr(store.Path, "replace", fail)
     with pytest.raises(OSError, match="No space left"):

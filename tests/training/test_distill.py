@@ -541,3 +541,53 @@ def test_the_cache_notices_other_data_under_the_same_number():
     cache.states(target, (0,), loop.Batch((one.prompt,), (one.completion,)))
     with pytest.raises(ValueError, match=r"examples \[0\] have completions of \(4,\) tokens"):
         cache.states(target, (0,), loop.Batch((two.prompt,), (two.completion,)))
+
+
+def test_a_trimmed_draft_on_cached_data_asks_the_target_for_its_kept_ids(monkeypatch):
+    """From the second epoch on the whole head runs no more, and the weights come out the same."""
+    kept = torch.tensor([0, 2, 3, 5])
+
+    def trained(cache):
+        target = random_table(6, seed=1, scale=2.0, eos_ids=(EOS,))
+        draft = random_table(6, seed=2, eos_ids=(EOS,), kept=kept)
+        heads, head = [], target.head
+        monkeypatch.setattr(
+            target, "head", lambda h: heads.append(len(h)) or head(h), raising=False
+        )
+        monkeypatch.setattr(
+            target, "head_at", lambda ids: lambda h: head(h)[..., ids], raising=False
+        )
+        batches = table_data()
+        steps = run(target, draft, batches, recipe(fixed=1), 2 * batches.per_epoch, cache=cache)
+        return [s.loss for s in steps], draft.logits.detach(), heads
+
+    losses, weights, heads = trained(None)
+    cached_losses, cached_weights, cached_heads = trained(HiddenCache(torch.float64))
+    assert cached_losses == pytest.approx(losses, rel=1e-9)
+    torch.testing.assert_close(cached_weights, weights, rtol=1e-9, atol=1e-12)
+    assert 0 < sum(cached_heads) < sum(heads)
+
+
+def test_a_selection_needs_a_reference_draft_and_nothing_else_does():
+    target, draft = table_pair()
+    batches = table_data()
+    for name, reference, words in (
+        ("select:0.5", None, "give that draft as the reference"),
+        ("forward_kl", draft, "looks at no reference"),
+    ):
+        plan = recipe(name, fixed=1)
+        state = State(draft, batches, plan, seed=0)
+        with pytest.raises(UserError, match=words):
+            next(distill(target, draft, batches, plan, state=state, reference=reference))
+
+
+@pytest.mark.parametrize("name", ["acceptance", "path:2", "select:0.5"])
+def test_the_newer_objectives_raise_the_acceptance(name):
+    target, draft = table_pair()
+    batches, plan = table_data(), recipe(name, target=1)
+    reference = TableModel(target.logits.detach().clone(), eos_ids=(EOS,))
+    chosen = reference if "select" in name else None
+    steps = run(target, draft, batches, plan, 40, reference=chosen)
+    first, last = (sum(s.accepted for s in part) / sum(s.tokens for s in part)
+                   for part in (steps[:5], steps[-5:]))  # fmt: skip
+    assert last > first + 0.1

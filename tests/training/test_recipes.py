@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from distillspec.errors import UserError
 from distillspec.training.optimization import AdamW, Schedule
 from distillspec.training.randomness import uniform
-from distillspec.training.recipes import GKD, RECIPES, Divergence, Mixture, Recipe, named
+from distillspec.training.recipes import (
+    BEYOND,
+    GKD,
+    RECIPES,
+    Divergence,
+    Mixture,
+    Recipe,
+    named,
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -21,6 +29,23 @@ def test_the_papers_recipes_round_trip_through_json(name):
     recipe = named(name)
     assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
     assert "Table 1" in recipe.reference
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_recipes_beyond_the_paper_say_where_they_come_from(name):
+    recipe = named(name)
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert "arXiv" in recipe.reference or recipe.reference.startswith("ours")
+    assert name not in RECIPES
+
+
+def test_the_newer_recipes():
+    table = {name: (str(r.divergence), r.mixture) for name, r in BEYOND.items()}
+    assert table == {
+        "adaspec": ("select:0.4:forward_kl", Mixture(fixed=1)),
+        "acceptance": ("acceptance", Mixture(target=1)),
+        "path": ("path:5", Mixture(target=1)),
+    }
 
 
 def test_a_recipe_with_every_field_moved_round_trips_too():
@@ -54,18 +79,61 @@ def test_the_papers_table_1():
 
 
 @pytest.mark.parametrize(
-    "text", ["forward_kl", "reverse_kl", "jsd:0.5", "total_variation", "cross_entropy"]
+    "text",
+    [
+        "forward_kl",
+        "reverse_kl",
+        "jsd:0.5",
+        "total_variation",
+        "cross_entropy",
+        "acceptance",
+        "path:5",
+        "select:0.4:forward_kl",
+        "select:0.25:jsd:0.1",
+    ],
 )
 def test_a_divergence_is_spelt_as_it_is_read(text):
     assert str(Divergence.parse(text)) == text
 
 
+def test_a_selection_is_of_forward_kl_unless_it_says_otherwise():
+    assert Divergence.parse("select:0.4") == Divergence("forward_kl", fraction=0.4)
+
+
 @pytest.mark.parametrize(
-    "text", ["kl", "jsd", "jsd:", "jsd:0", "jsd:1", "jsd:x", "jsd:nan", "forward_kl:0.5", ""]
+    "text",
+    [
+        *("kl", "jsd", "jsd:", "jsd:0", "jsd:1", "jsd:x", "jsd:nan", "forward_kl:0.5", ""),
+        *("path", "path:", "path:0", "path:-1", "path:2.5", "acceptance:1", "acceptance:"),
+        *("select", "select:", "select:0", "select:1", "select:x", "select:nan"),
+        *("select:0.5:kl", "select:0.5:path:2", "select:0.5:select:0.5"),
+    ],
 )
 def test_an_unknown_divergence_is_refused_by_name(text):
-    with pytest.raises(UserError, match="forward_kl|beta"):
+    with pytest.raises(UserError, match="forward_kl|beta|gamma|fraction|number|weighs"):
         Divergence.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"name": "forward_kl", "gamma": 3}, "takes no gamma"),
+        ({"name": "acceptance", "beta": 0.5}, "takes no beta"),
+        ({"name": "path", "gamma": True}, "whole number"),
+        ({"name": "path", "gamma": 3.0}, "whole number"),
+        ({"name": "forward_kl", "fraction": "0.4"}, "fraction inside"),
+    ],
+)
+def test_a_divergence_takes_its_own_numbers_only(fields, words):
+    with pytest.raises(UserError, match=words):
+        Divergence(**fields)
+
+
+def test_a_path_is_of_the_targets_own_outputs():
+    path = Divergence("path", gamma=3)
+    assert Recipe(path, Mixture(fixed=0.5, target=0.5)).divergence == path
+    with pytest.raises(UserError, match="sampled from the draft"):
+        Recipe(path, Mixture(fixed=0.5, draft=0.5))
 
 
 @pytest.mark.parametrize(

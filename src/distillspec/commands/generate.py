@@ -1,73 +1,134 @@
-"""`generate`: the target's answers, written as fixed data."""
+"""`generate`: the target's answers as fixed data, from here or from a server, and its cache."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from distillspec.commands.pairs import (
-    answer_all,
-    at_least,
-    load_model,
-    prompt_ids,
-    training_rows,
-)
+from distillspec.commands.answers import Local, Served
+from distillspec.commands.pairs import at_least, load_model, prompt_ids, training_rows
+from distillspec.commands.progress import bar, console
+from distillspec.commands.served import Server
+from distillspec.commands.served_model import check_tokenizer, find_model
 from distillspec.commands.settings import Generate
-from distillspec.decoding import Output
+from distillspec.commands.unfinished import Unfinished
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
-from distillspec.models.adapter import TransformersModel
-from distillspec.studies.outputs import logprobs
-from distillspec.studies.store import write_text
+from distillspec.models.files_digest import files_digest
+from distillspec.models.loading import load_writer
+from distillspec.models.text import Tokenizer
+from distillspec.training.offline import OfflineTarget, Origin, make_cache
 
 
 def run(settings: Generate) -> dict[str, Any]:
-    """Decode every prompt and write the file, whole or not at all."""
-    at_least(1, settings, "max_new_tokens", "batch_size")
-    _make_way(settings.out)
+    """Answer every prompt and write the file, whole or not at all; a rerun goes on."""
+    at_least(1, settings, "max_new_tokens", "batch_size", "cache_k", "concurrency")
+    at_least(0, settings, "retries")
+    _make_way(settings)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     rows = training_rows(settings)
-    target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
-    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    outputs = answer_all(target, prompts, settings, sampling=sampling, what="target data")
-    lines = [
-        {
-            "id": row.id,
-            **({"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}),
-            "target": target.tokenizer.decode(output.ids),
-            "target_ids": output.ids,
-            **_logprobs(target, output, sampling, wanted=settings.logprobs),
-            "finish_reason": output.finish_reason,
-        }
-        for row, output in zip(rows, outputs, strict=True)
-    ]
-    write_text(settings.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return {
+    writer, weights = _writer(settings, sampling)
+    prompts = prompt_ids(writer.tokenizer, rows, context=writer.context)
+    sampler = _sampler(settings)
+    asked = {"weights": weights, "prompts": _digest(prompts), "logprobs": settings.logprobs}
+    asked |= {"cache": None if settings.cache is None else settings.cache_k}
+    cache = _cache(settings, writer.tokenizer, weights, sampler)
+    unfinished = Unfinished(settings.out, {**asked, **sampler})
+    before = len(unfinished.rows)
+    if before:
+        console().print(f"going on with {unfinished.path}: {before} of {len(rows)} are there")
+    todo = [i for i in range(len(rows)) if i not in unfinished.rows]
+    with bar("target data") as report:
+        for done in writer.answers(todo, rows, prompts, cache):
+            unfinished.add(done)
+            report(len(unfinished.rows), len(rows))
+    answers = [unfinished.rows[i] for i in range(len(rows))]
+    if cache is not None:
+        writer.fill(cache, prompts, answers)
+    unfinished.finish([_without_top(answer) for answer in answers])
+    result = {
         "out": str(settings.out),
-        "prompts": len(outputs),
-        "tokens": sum(len(output.ids) for output in outputs),
-        "stopped": sum(output.finish_reason == "stop" for output in outputs),
+        "prompts": len(answers),
+        "tokens": sum(len(answer["target_ids"]) for answer in answers),
+        "stopped": sum(answer["finish_reason"] == "stop" for answer in answers),
+        "resumed": before,
+        "ids": "sampled" if all(answer["sampled"] for answer in answers) else "from the text",
+    }
+    return result if cache is None else {**result, "cache": _told(cache)}
+
+
+def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str]:
+    """Return who answers, and what tells its weights from others'."""
+    if settings.server is None:
+        target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
+        return Local(target, settings, sampling), files_digest(settings.target)
+    server = Server(settings.server, settings.timeout, settings.retries)
+    model = find_model(server, settings.model, settings.target)
+    tokenizer, ends = load_writer(settings.target)
+    check_tokenizer(server, model, tokenizer)
+    console().print(f"{settings.server} serves {model.name}")
+    served = Served(server, model, tokenizer, ends, settings, sampling)
+    return served, f"served:{model.name}"
+
+
+def _sampler(settings: Generate) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "max_new_tokens", "seed")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _cache(
+    settings: Generate, tokenizer: Tokenizer, weights: str, sampler: dict[str, Any]
+) -> OfflineTarget | None:
+    if settings.cache is None:
+        return None
+    vocabulary = tokenizer.vocabulary
+    if settings.cache_k > vocabulary.size:
+        raise UserError(
+            f"--cache-k {settings.cache_k}: {tokenizer.name} has {vocabulary.size} ids in all"
+        )
+    origin = Origin(
+        target=settings.target,
+        weights=weights,
+        vocabulary=vocabulary.digest,
+        size=vocabulary.size,
+        k=settings.cache_k,
+        stored=settings.cache_dtype,
+        sampling=sampler,
+    )
+    return make_cache(settings.cache, origin)
+
+
+def _without_top(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key not in ("top", "sampled")}
+
+
+def _digest(prompts: Sequence[Tensor]) -> str:
+    return sha256(repr([prompt.tolist() for prompt in prompts]).encode()).hexdigest()[:16]
+
+
+def _told(cache: OfflineTarget) -> dict[str, Any]:
+    return {
+        "folder": str(cache.folder),
+        "examples": len(cache),
+        "positions": cache.positions,
+        "k": cache.origin.k,
+        "bytes": cache.bytes_on_disk,
     }
 
 
-def _logprobs(
-    target: TransformersModel, output: Output, sampling: Sampling, *, wanted: bool
-) -> dict[str, list[float]]:
-    if not wanted:
-        return {}
-    found = logprobs(target, output.states, torch.tensor(output.ids), sampling)
-    return {"target_logprobs": found.tolist()}
-
-
-def _make_way(out: Path) -> None:
-    """Refuse a file that cannot be written, before the target has worked for it."""
+def _make_way(settings: Generate) -> None:
+    """Refuse what cannot be written or asked, before the target has worked for it."""
+    out: Path = settings.out
     if out.suffix != ".jsonl":
         raise UserError(f"--out {out}: expected a name ending in .jsonl, which prompt files have")
     if out.exists():
         raise UserError(f"--out {out}: exists already; give a new file, or remove it")
+    if settings.model is not None and settings.server is None:
+        raise UserError(f"--model {settings.model} names a model of a --server, and none is given")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +137,16 @@ def _make_way(out: Path) -> None:
 
 def tell(result: dict[str, Any]) -> str:
     """Say what was written."""
-    return (
+    lines = [
         f"{result['out']}: {result['prompts']} answers, {result['tokens']} tokens, "
         f"{result['stopped']} ended by themselves"
-    )
+    ]
+    if result["ids"] != "sampled":
+        lines.append("the server gave no token ids: the text was tokenized anew")
+    if "cache" in result:
+        cache = result["cache"]
+        lines.append(
+            f"{cache['folder']}: {cache['positions']} positions, k = {cache['k']}, "
+            f"{cache['bytes'] / cache['positions']:.0f} bytes each"
+        )
+    return "\n".join(lines)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from distillspec.commands.held_out import evaluate, evaluation_row
+from distillspec.commands.held_out import Serving, evaluate
 from distillspec.commands.metrics import metrics_row
 from distillspec.commands.progress import training_bar
+from distillspec.math.rules import ratio_test
 from distillspec.models.adapter import TransformersModel
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import Run
@@ -97,6 +98,13 @@ class Lab:
 
     def _evaluate(self, stage: str, draft: TransformersModel, state: State) -> float:
         """Take α and τ on the held-out answers, log their counts, and return α."""
-        scores = evaluate(self.target, draft, self.held)
-        self.store.log({"stage": stage, **evaluation_row(scores, state.step, state.seconds)})
-        return float(scores.alpha_sums.sum() / scores.lengths.sum())
+        found = evaluate(
+            self.target,
+            draft,
+            self.held,
+            Serving(ratio_test(self.held.sampling)),
+            step=state.step,
+            seconds=state.seconds,
+        )
+        self.store.log({"stage": stage, **found.row()})
+        return float(found.alpha_sums.sum() / found.lengths.sum())

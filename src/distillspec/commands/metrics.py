@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -35,24 +36,30 @@ def figures(step: Step) -> str:
 
 
 class Totals:
-    """Sums over the steps of this process."""
+    """Sums over the steps of a run, whichever process made them."""
 
-    def __init__(self) -> None:
-        """Start at nothing."""
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Start from the rows of the run so far; rows of evaluations do not count."""
         self.tokens = 0
         self.seconds: dict[str, float] = {}
+        self.sources: dict[str, int] = {}
+        """Steps on each kind of completions."""
         self._losses: list[float] = []
         self._accepted = self._judged = 0.0
+        for row in rows:
+            if "evaluation" not in row:
+                self.add(row)
 
-    def add(self, step: Step) -> None:
-        """Count a step."""
-        self.tokens += step.tokens
-        self._losses.append(step.loss)
-        for part, spent in asdict(step.seconds).items():
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count a step, told as `metrics_row` does."""
+        self.tokens += row["tokens"]
+        self.sources[row["source"]] = self.sources.get(row["source"], 0) + 1
+        self._losses.append(row["loss"])
+        for part, spent in row["seconds_by_part"].items():
             self.seconds[part] = self.seconds.get(part, 0.0) + spent
-        if step.accepted is not None:
-            self._accepted += step.accepted
-            self._judged += step.tokens
+        if "alpha_sum" in row:
+            self._accepted += row["alpha_sum"]
+            self._judged += row["alpha_count"]
 
     @property
     def loss(self) -> float | None:

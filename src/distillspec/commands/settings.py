@@ -74,7 +74,9 @@ class Train:
     keep: int = 2
     """Checkpoints to keep."""
     resume: bool = False
-    """Go on from the newest checkpoint in --out."""
+    """Go on from the newest checkpoint in --out, with the same settings, data and models."""
+    allow_change: tuple[str, ...] = ()
+    """What may differ with --resume, such as schedule,learning_rate; a refusal names it."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names to leave as they are, such as *embed_tokens*."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -94,12 +96,23 @@ class Sft(Train):
 class Distill(Train):
     """Distil a draft toward its target."""
 
-    target: str
-    """Folder, hub name or GGUF file of the target."""
-    recipe: Literal["seqkd", "supervised_kd", "imitkd", "fdistill", "gkd"] = "imitkd"
-    """Divergence and data mixture of the paper's Table 1; the flags below override its parts."""
+    target: str | None = None
+    """Folder, hub name or GGUF file of the target; it may be left out with --cache."""
+    cache: Path | None = None
+    """What the target said of the answers in --prompts, kept by generate --cache: no target is
+    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one."""
+    recipe: Literal[
+        "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
+    ] = "imitkd"
+    """Divergence and data mixture: five of the paper's Table 1, then AdaSPEC, −log acceptance (LK
+    losses) and the exact path; the flags below override its parts."""
     divergence: str | None = None
-    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy."""
+    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy; beyond the paper
+    acceptance (−log of it), path:GAMMA (expected target calls per token, on the target's own
+    outputs), select:FRACTION or select:FRACTION:DIVERGENCE (the tokens easiest to improve)."""
+    reference: str | None = None
+    """Folder of a draft distilled before, for select:FRACTION: tokens count by how far it is ahead
+    of the draft (AdaSPEC)."""
     fixed: float | None = None
     """Share of steps on the file's own targets; give --fixed, --on-policy and --target-data."""
     on_policy: float | None = None
@@ -113,11 +126,32 @@ class Distill(Train):
     taken before, during and after training; leave out not to evaluate."""
     evaluate_every: float = 5.0
     """Minutes of training between evaluations."""
+    patience: int | None = None
+    """Stop once τ has not risen beyond chance over its best, by a paired interval, in this many
+    evaluations in a row; leave out to spend the whole budget."""
+    gamma: int = 3
+    """Drafted tokens per block where the pair will be served, for τ (3 is the paper's smallest)."""
+    rule: LosslessRule = "ratio"
+    """How drafted tokens are judged where it will be served: ratio (the paper's), argmax (a greedy
+    draft), or exact-match (accept what equals the target's own sample)."""
+    temperature: float = 1.0
+    """The target's temperature where it will be served: of the held-out answers and of α and τ
+    alone. Training samples and compares at 1 (the paper's)."""
+    top_k: int | None = None
+    """Likewise: keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Likewise: keep the most likely tokens that make up this mass."""
+    draft_temperature: float | None = None
+    """Likewise, the draft's temperature; leave out for the target's."""
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Let the target answer prompts, and write its answers to a file as fixed data."""
+    """Let the target answer prompts, and write its answers to a file as fixed data.
+
+    Finished answers are kept in OUT.part as they come: the same command goes on from there. With
+    --server the target answers elsewhere, and only its tokenizer is read here.
+    """
 
     target: str
     """Folder, hub name or GGUF file of the target."""
@@ -127,6 +161,25 @@ class Generate:
     """JSONL file to write: prompt, target, and the target's ids as sampled."""
     logprobs: bool = False
     """Write target_logprobs too: with them `measure --outputs` needs no target."""
+    cache: Path | None = None
+    """Folder to keep the target's likeliest log-probabilities of every position in: `distill
+    --cache` then needs no target. Goes on with one of the same target and settings."""
+    cache_k: int = 64
+    """Log-probabilities to keep a position; the mass of all others is kept as one number. A server
+    may give no more than 20 (vLLM, unless served with --max-logprobs)."""
+    cache_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    """What the log-probabilities are kept in."""
+    server: str | None = None
+    """URL of an OpenAI-compatible server (vLLM, SGLang) to ask instead of loading the target, such
+    as http://localhost:8000/v1; DISTILLSPEC_SERVER_KEY is sent as its key, where it is set."""
+    model: str | None = None
+    """What the server calls the target; leave out where it is the name in --target."""
+    concurrency: int = 32
+    """Questions put to the server at once."""
+    timeout: float = 600.0
+    """Seconds one answer of the server may take."""
+    retries: int = 5
+    """Further tries after a lost connection, a time-out or an overloaded server."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy (the paper samples its data at 1)."""
     top_k: int | None = None

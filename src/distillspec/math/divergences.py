@@ -15,14 +15,22 @@ are [..., V], the draft's [..., K], and Q is 0 outside K.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from distillspec.errors import UserError
-from distillspec.math.precision import at_least_float32, wide_dtype
-from distillspec.math.verification import expected_acceptance
+from distillspec.math.pairs import (
+    acceptance_of,
+    check_kept,
+    compare,
+    forward_kl_of,
+    jsd_of,
+    negative_log_acceptance_of,
+    reverse_kl_of,
+    total_variation_of,
+)
+from distillspec.math.precision import at_least_float32
 
 
 def forward_kl(
@@ -45,13 +53,7 @@ def forward_kl(
     Raises:
         ValueError: If the shapes disagree.
     """
-    pair = _compare(target_logits, draft_logits, kept)
-    if kept is None:
-        return _kl(pair.log_p, pair.log_q)
-    inside = pair.log_p.logsumexp(-1, keepdim=True)
-    # Where no mass is inside, P(K) = 0 makes the value 0; the fill keeps −inf − −inf out.
-    log_renormalised = pair.log_p - inside.masked_fill(inside == -math.inf, 0.0)
-    return inside.exp().squeeze(-1) * _kl(log_renormalised, pair.log_q)
+    return forward_kl_of(compare(target_logits, draft_logits, kept))
 
 
 def reverse_kl(
@@ -70,9 +72,7 @@ def reverse_kl(
     Raises:
         ValueError: If the shapes disagree.
     """
-    pair = _compare(target_logits, draft_logits, kept)
-    # Outside K the draft has nothing, and the terms of `_kl` there are the target's mass.
-    return _kl(pair.log_q, pair.log_p) + pair.outside
+    return reverse_kl_of(compare(target_logits, draft_logits, kept))
 
 
 def jsd(
@@ -105,11 +105,7 @@ def jsd(
             f"beta is {beta}: JSD needs a number between 0 and 1, both excluded (at the ends it "
             "is 0 whatever the draft does); use forward_kl for the limit at 0, reverse_kl at 1"
         )
-    pair = _compare(target_logits, draft_logits, kept)
-    p, q = pair.log_p.exp(), pair.log_q.exp()
-    log_m = _log(torch.lerp(q, p, beta))  # exactly log P where P = Q, so the value there is 0
-    inside = (beta * p * (_log(p) - log_m) + (1 - beta) * q * (_log(q) - log_m)).sum(-1)
-    return inside - beta * math.log(beta) * pair.outside
+    return jsd_of(compare(target_logits, draft_logits, kept), beta)
 
 
 def total_variation(
@@ -128,8 +124,7 @@ def total_variation(
     Raises:
         ValueError: If the shapes disagree.
     """
-    pair = _compare(target_logits, draft_logits, kept)
-    return 0.5 * ((pair.log_p.exp() - pair.log_q.exp()).abs().sum(-1) + pair.outside)
+    return total_variation_of(compare(target_logits, draft_logits, kept))
 
 
 def acceptance(
@@ -148,8 +143,31 @@ def acceptance(
     Raises:
         ValueError: If the shapes disagree.
     """
-    pair = _compare(target_logits, draft_logits, kept)
-    return expected_acceptance(pair.log_p.exp(), pair.log_q.exp())
+    return acceptance_of(compare(target_logits, draft_logits, kept))
+
+
+def negative_log_acceptance(
+    target_logits: Tensor, draft_logits: Tensor, *, kept: Tensor | None = None
+) -> Tensor:
+    """Return −log Σ min(P, Q): total variation's minimum, with a gradient from a cold start too.
+
+    Its gradient is that of TVD divided by the acceptance, so it does not vanish where the two
+    hardly overlap.
+
+    Args:
+        target_logits: [..., V].
+        draft_logits: [..., V], or [..., K] with `kept`.
+        kept: [K] ids of a trimmed draft head, None for a whole one.
+
+    Returns:
+        [...] in nats, not negative within rounding; +inf where no id is possible on both sides.
+
+    Raises:
+        ValueError: If the shapes disagree.
+
+    Source: Samarin et al. (2026), LK losses, arXiv 2602.23881.
+    """
+    return negative_log_acceptance_of(compare(target_logits, draft_logits, kept))
 
 
 def cross_entropy(draft_logits: Tensor, targets: Tensor, *, kept: Tensor | None = None) -> Tensor:
@@ -177,7 +195,7 @@ def cross_entropy(draft_logits: Tensor, targets: Tensor, *, kept: Tensor | None 
     log_q = at_least_float32(draft_logits).log_softmax(-1)
     if kept is None:
         return -log_q.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    _check_kept(draft_logits, kept)
+    check_kept(draft_logits, kept)
     column = torch.searchsorted(kept, targets).clamp(max=len(kept) - 1)
     nats = -log_q.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     return nats.masked_fill(kept[column] != targets, math.inf)
@@ -229,58 +247,6 @@ def token_mean(values: Tensor, mask: Tensor, *, count: float | None = None) -> T
     if not tokens > 0:
         raise ValueError(f"the count of tokens is {tokens}: a mean needs at least one")
     return values.sum() / tokens
-
-
-class _Pair(NamedTuple):
-    log_p: Tensor  # [..., K], normalised over all V ids
-    log_q: Tensor  # [..., K], normalised over the K
-    outside: Tensor  # [...], the target's probability outside K; a plain 0 for a whole head
-
-
-def _compare(target_logits: Tensor, draft_logits: Tensor, kept: Tensor | None) -> _Pair:
-    """Bring logits to the one form every divergence is written in."""
-    wanted = tuple(target_logits.shape)
-    if kept is not None:
-        _check_kept(draft_logits, kept)
-        wanted = (*wanted[:-1], len(kept))
-    if draft_logits.shape != wanted:
-        raise ValueError(
-            f"target logits {tuple(target_logits.shape)} need draft logits {wanted}, "
-            f"got {tuple(draft_logits.shape)}"
-        )
-    dtype = wide_dtype(target_logits, draft_logits)
-    log_p = target_logits.log_softmax(-1, dtype=dtype)
-    log_q = draft_logits.log_softmax(-1, dtype=dtype)
-    if kept is None:
-        return _Pair(log_p, log_q, log_p.new_zeros(()))
-    log_p = log_p.index_select(-1, kept)
-    # Rounding may leave 1 − P(K) a hair below 0 where K holds everything.
-    return _Pair(log_p, log_q, (1 - log_p.exp().sum(-1)).clamp(min=0))
-
-
-def _check_kept(draft_logits: Tensor, kept: Tensor) -> None:
-    if kept.dim() != 1 or draft_logits.shape[-1] != len(kept):
-        raise ValueError(
-            f"draft logits {tuple(draft_logits.shape)} do not fit kept ids {tuple(kept.shape)}: "
-            "one column for each kept id"
-        )
-
-
-def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Return Σ A (log A − log B) + (B − A) over the last dimension.
-
-    Σ (B − A) is 0, but keeps every term from going below 0 and takes out, to first order, the
-    rounding of the two normalisers, which is as large as the divergence of a well-trained draft.
-    """
-    a, b = log_a.exp(), log_b.exp()
-    # The difference is masked, not the product: 0 · (−inf − −inf) is nan in the gradient even
-    # where the product is masked away.
-    return (a * (log_a - log_b).masked_fill(a == 0, 0.0) + (b - a)).sum(-1)
-
-
-def _log(x: Tensor) -> Tensor:
-    """Return log x, finite with gradient 0 at x = 0."""
-    return x.clamp(min=torch.finfo(x.dtype).tiny).log()
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -87,9 +87,20 @@ class TransformersModel:
         """Map [..., H] hidden states to [..., V] logits, −inf at ids that cannot be emitted."""
         return self._head.whole(hidden)
 
-    def narrow_head(self, hidden: Tensor) -> Tensor:
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone, of the weights as they are."""
+        return self._head.at(ids)
+
+    @property
+    def projection(self) -> nn.Module:
+        """The layer that multiplies by the output matrix."""
+        return self._head.linear
+
+    def narrow_head(
+        self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Map [..., H] to the [..., K] logits of the kept ids."""
-        return self._head.narrow(hidden)
+        return self._head.narrow(hidden, projection)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Return the [N, H] states that predict the completion tokens, with gradient."""

@@ -7,11 +7,12 @@ and a head that was trimmed to some ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 from distillspec.models.vocabulary import Vocabulary
 
@@ -35,9 +36,13 @@ class Head:
     bias: Tensor | None = None
     """[R] added to the logits (BART)."""
 
-    def rows(self, hidden: Tensor) -> Tensor:
-        """Map [..., H] to the [..., R] logits of the output layer's own rows."""
-        logits: Tensor = self.linear(hidden if self.before == 1.0 else hidden * self.before)
+    def rows(self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Map [..., H] to the [..., R] logits of the output layer's own rows.
+
+        `projection` takes the place of `linear`, if given.
+        """
+        inputs = hidden if self.before == 1.0 else hidden * self.before
+        logits: Tensor = (projection or self.linear)(inputs)
         if self.bias is not None:
             logits = logits + self.bias.to(logits.device)
         if self.after != 1.0:
@@ -46,9 +51,9 @@ class Head:
             logits = torch.tanh(logits / self.cap) * self.cap
         return logits
 
-    def whole(self, hidden: Tensor) -> Tensor:
+    def whole(self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Map [..., H] to [..., V] logits, −inf at ids that cannot be emitted."""
-        logits = self.rows(hidden)
+        logits = self.rows(hidden, projection)
         size = self.vocabulary.size
         if self.kept is not None:
             everywhere = logits.new_full((*logits.shape[:-1], size), -torch.inf)
@@ -62,6 +67,30 @@ class Head:
             logits = logits.index_fill(-1, holes, -torch.inf)
         return logits
 
-    def narrow(self, hidden: Tensor) -> Tensor:
+    def at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return [..., H] -> [..., len(ids)]: the logits of some ids, no other row computed.
+
+        Of the weights as they are, without gradient; −inf at ids that cannot be emitted.
+        """
+        layer = self.linear
+        if self.kept is not None or type(layer) is not nn.Linear:
+            return lambda hidden: self.whole(hidden)[..., ids]
+        ids = ids.to(layer.weight.device)
+        places = ids.clamp(max=len(layer.weight) - 1)
+        weight = layer.weight.detach()[places]
+        own = None if layer.bias is None else layer.bias.detach()[places]
+        part = replace(self, bias=None if self.bias is None else self.bias.to(ids.device)[places])
+        absent = ids >= len(layer.weight)
+        absent |= torch.isin(ids, torch.tensor(self.vocabulary.holes, device=ids.device))
+
+        def head(hidden: Tensor) -> Tensor:
+            logits = part.rows(hidden, lambda inputs: linear(inputs, weight, own))
+            return logits.masked_fill(absent, -torch.inf)
+
+        return head
+
+    def narrow(
+        self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """Map [..., H] to the [..., K] logits of the kept ids; all V where none were dropped."""
-        return self.whole(hidden) if self.kept is None else self.rows(hidden)
+        return (self.whole if self.kept is None else self.rows)(hidden, projection)

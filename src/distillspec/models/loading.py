@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -28,7 +29,7 @@ from distillspec.models.quiet import quiet
 from distillspec.models.saving import find_kept, read_kept
 from distillspec.models.text import Tokenizer
 from distillspec.models.vocabulary import check_same
-from distillspec.models.wrapping import assemble, refuse_dtype
+from distillspec.models.wrapping import assemble, eos_ids, refuse_dtype
 
 _UNREADABLE = (
     OSError,
@@ -44,7 +45,7 @@ _UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a model is, in the terms of transformers."""
 
     name: str
@@ -73,7 +74,7 @@ def load(
     Raises:
         UserError: if there is no such model, or it is one that we refuse.
     """
-    place = _find(path_or_name)
+    place = find_place(path_or_name)
     config = _read_config(place)
     return _load(place, config, _read_tokenizer(place, config), dtype, device)
 
@@ -84,8 +85,25 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
     Raises:
         UserError: if there is no such model, or it has no tokenizer.
     """
-    place = _find(path_or_name)
+    place = find_place(path_or_name)
     return _read_tokenizer(place, _read_config(place))
+
+
+def load_writer(path_or_name: str | Path) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Load what is needed to ask a server of a model: its tokenizer, and the ids that end it.
+
+    Raises:
+        UserError: if there is no such model, or it has no tokenizer.
+    """
+    place = find_place(path_or_name)
+    config = _read_config(place)
+    tokenizer = _read_tokenizer(place, config)
+    try:
+        with quiet():
+            generation = GenerationConfig.from_pretrained(place.source)
+    except OSError:  # a model need not have the file
+        generation = None
+    return tokenizer, eos_ids(generation, config, tokenizer)
 
 
 def load_pair(
@@ -119,7 +137,7 @@ def load_together(
     Raises:
         UserError: if vocabularies differ, before any weight is read; and as `load`.
     """
-    places = [_find(target), *map(_find, others)]
+    places = [find_place(target), *map(find_place, others)]
     configs = [_read_config(place) for place in places]
     tokenizers = [_read_tokenizer(*pair) for pair in zip(places, configs, strict=True)]
     for place, config, tokenizer in zip(places[1:], configs[1:], tokenizers[1:], strict=True):
@@ -140,7 +158,7 @@ def load_together(
     return [_load(*parts, dtype, device) for parts in zip(places, configs, tokenizers, strict=True)]
 
 
-def _find(path_or_name: str | Path) -> _Place:
+def find_place(path_or_name: str | Path) -> Place:
     """Tell a folder, a GGUF file and a hub name apart."""
     name = str(path_or_name)
     path = Path(name).expanduser()
@@ -150,7 +168,7 @@ def _find(path_or_name: str | Path) -> _Place:
                 f"{name} is not a model: expected a folder with config.json, weights and "
                 "tokenizer, as save_pretrained writes it"
             )
-        return _Place(name, str(path), None)
+        return Place(name, str(path), None)
     if path.is_file() and path.suffix == ".gguf":
         lacking = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
         if lacking:
@@ -158,30 +176,30 @@ def _find(path_or_name: str | Path) -> _Place:
                 f"reading {name} needs the package {' and '.join(lacking)}: "
                 "pip install 'distillspec[gguf]'"
             )
-        return _Place(name, str(path.parent), path.name)
+        return Place(name, str(path.parent), path.name)
     if path.is_file():
         raise UserError(
             f"{name} is a file but not a GGUF file: give a model folder or a .gguf file"
         )
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UserError(f"{name} does not exist: give a model folder, a .gguf file or a hub name")
-    return _Place(name, name, None)
+    return Place(name, name, None)
 
 
-def _read_config(place: _Place) -> PreTrainedConfig:
+def _read_config(place: Place) -> PreTrainedConfig:
     with _explained(place, "config"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(place.source, **place.arguments)
     return config
 
 
-def _read_tokenizer(place: _Place, config: PreTrainedConfig) -> Tokenizer:
+def _read_tokenizer(place: Place, config: PreTrainedConfig) -> Tokenizer:
     with _explained(place, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place.source, **place.arguments)
     return Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
 
 
 def _load(
-    place: _Place,
+    place: Place,
     config: PreTrainedConfig,
     tokenizer: Tokenizer,
     dtype: torch.dtype | None,
@@ -224,7 +242,7 @@ def _forget_quantization(module: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _explained(place: _Place, what: str) -> Iterator[None]:
+def _explained(place: Place, what: str) -> Iterator[None]:
     """Silence transformers' chatter and turn its errors into one line."""
     try:
         with quiet():

@@ -6,7 +6,7 @@ in chunks where it would be large. Nothing here imports transformers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -116,8 +116,26 @@ class LanguageModel(Protocol):
         """Map [..., H] hidden states to [..., V] logits; −inf at ids the model cannot emit."""
         ...
 
-    def narrow_head(self, hidden: Tensor) -> Tensor:
-        """Map [..., H] to [..., K] logits of the `kept` ids; the same as `head` if all are kept."""
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone, [..., H] to [..., len(ids)], without gradient.
+
+        The rows of the output matrix are copied: it is for a model that stays as it is.
+        """
+        ...
+
+    @property
+    def projection(self) -> nn.Module | None:
+        """The layer in the heads that multiplies by the output matrix; None if there is none."""
+        ...
+
+    def narrow_head(
+        self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Map [..., H] to [..., K] logits of the `kept` ids; the same as `head` if all are kept.
+
+        `projection` takes the place of the layer of that name, for callers that sum up the
+        gradient of its matrix themselves.
+        """
         ...
 
     def hidden(self, batch: Batch) -> Tensor:

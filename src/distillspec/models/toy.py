@@ -7,7 +7,7 @@ never fed, or feeds past the context, gets an error instead of a wrong answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -95,8 +95,25 @@ class TableModel(nn.Module):
         outside[self.kept] = False
         return hidden.masked_fill(outside, -torch.inf)
 
-    def narrow_head(self, hidden: Tensor) -> Tensor:
-        """Map [..., V] rows to the [..., K] logits of the kept ids."""
+    def head_at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return `head` for some ids alone."""
+        return lambda hidden: self.head(hidden)[..., ids]
+
+    @property
+    def projection(self) -> None:
+        """The head multiplies by nothing."""
+        return None
+
+    def narrow_head(
+        self, hidden: Tensor, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Map [..., V] rows to the [..., K] logits of the kept ids.
+
+        Raises:
+            ValueError: if a projection is given, for there is none to replace.
+        """
+        if projection is not None:
+            raise ValueError("a table has no projection")
         return hidden if self.kept is None else hidden[..., self.kept]
 
     def hidden(self, batch: Batch) -> Tensor:

@@ -11,7 +11,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from distillspec.errors import UserError
@@ -68,8 +73,8 @@ def put_together(
     """
     head = _head(module, tokenizer, None if untrimmed is None else untrimmed.kept)
     body = _body(module, tokenizer)
-    eos_ids = _eos_ids(module, tokenizer)
-    model = TransformersModel(module, tokenizer, body, head, eos_ids, untrimmed)
+    ends = eos_ids(getattr(module, "generation_config", None), module.config, tokenizer)
+    model = TransformersModel(module, tokenizer, body, head, ends, untrimmed)
     _try(model, head)
     return model
 
@@ -160,15 +165,16 @@ def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) ->
     )
 
 
-def _eos_ids(module: PreTrainedModel, tokenizer: Tokenizer) -> tuple[int, ...]:
+def eos_ids(
+    generation: GenerationConfig | None, config: PreTrainedConfig, tokenizer: Tokenizer
+) -> tuple[int, ...]:
     """Collect the ids that end a sequence: the generation settings', else the config's.
 
     A chat model's turn also ends with its tokenizer's own end-of-sequence token.
     """
-    generation = getattr(module, "generation_config", None)
     found = None if generation is None else generation.eos_token_id
     if found is None:
-        found = module.config.eos_token_id
+        found = config.eos_token_id
     ids = [] if found is None else list(found) if isinstance(found, list) else [found]
     if (tokenizer.chat or not ids) and tokenizer.eos_id is not None:
         ids.append(tokenizer.eos_id)

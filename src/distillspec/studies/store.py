@@ -11,8 +11,9 @@
 Rows of metrics.jsonl, where training wrote them: `step`, `seconds` since the start, `loss` in nats,
 `alpha_sum` and `alpha_count` (their ratio is the expected acceptance of the step), `grad_norm`,
 `learning_rate`, `tokens`, `source`, `seconds_by_part`. A row of an evaluation on held-out prompts
-has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, and for τ at one `gamma` the
-`tokens` and the target `calls`.
+has `step`, `seconds` and `evaluation`: `alpha_sum`, `alpha_count`, for τ at one `gamma` the
+`tokens` and the target `calls`, and `by_prompt` the same, a list each, so that any two evaluations
+can be compared in pairs.
 
 A row of outputs.jsonl: `setting` (what differs between a run's passes over the prompts), `draft`
 (null: the target alone) and `lenience` (null: a lossless rule), `id`, `domain`, `prompt`, `text`,
@@ -28,15 +29,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from distillspec.errors import UserError
+from distillspec.files import write_whole
 from distillspec.studies.provenance import provenance
 
 RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
@@ -189,30 +189,7 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         OSError: the disk is full or the folder cannot be written; an earlier file is untouched.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp gives 0600, which would hide results from colleagues
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-    return path
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows opens no folders; its rename is already durable
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the rename itself
-    finally:
-        os.close(descriptor)
+    return write_whole(path, text.encode("utf-8"))
 
 
 def _earlier(folder: Path, verb: str, exists: Exists) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distillspec.math.precision import at_least_float32
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.training.chunks import Rows
 from distillspec.training.data import evaluation_mode
 
 
@@ -31,6 +33,7 @@ class HiddenCache:
         self.passes = 0
         """How many target passes were needed so far."""
         self._states: dict[int, Tensor] = {}
+        self._log_z: dict[int, Tensor] = {}
 
     def fill(self, indices: Sequence[int], states: Sequence[Tensor]) -> None:
         """Keep states that are known already, such as those the engine verified its output with.
@@ -72,3 +75,24 @@ class HiddenCache:
                 f"stored with {[len(part) for part in found]}"
             )
         return torch.cat(found).to(target.dtype)
+
+    def normalisers(self, target: LanguageModel, indices: Sequence[int]) -> Tensor:
+        """Return [N] log Σ_v exp(logit) of examples whose states are kept, in float32 or wider.
+
+        Computed once an example, with the target's whole head: a draft that keeps K ids then needs
+        K of the target's logits a position, in whatever epoch comes.
+
+        Args:
+            target: The model; the same in every call.
+            indices: [B] the examples' numbers.
+        """
+        missing = [i for i in dict.fromkeys(indices) if i not in self._log_z]
+        if missing:
+            hidden = torch.cat([self._states[i] for i in missing]).to(target.dtype)
+            parts = []
+            with torch.no_grad():
+                for rows in Rows.fitting(target.vocabulary.size, hidden.device).chunks(len(hidden)):
+                    parts.append(at_least_float32(target.head(hidden[rows])).logsumexp(-1))
+            split = torch.split(torch.cat(parts), [len(self._states[i]) for i in missing])
+            self._log_z |= {i: part.clone() for i, part in zip(missing, split, strict=True)}
+        return torch.cat([self._log_z[i] for i in indices])

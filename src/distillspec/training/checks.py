@@ -10,6 +10,39 @@ from typing import Any
 from distillspec.errors import UserError, nearest
 
 
+class NotFiniteError(UserError):
+    """A step whose loss or gradient is no number."""
+
+    def __init__(self, message: str, indices: Sequence[int]) -> None:
+        """Remember which examples the step was made of, by their number in the data."""
+        super().__init__(message)
+        self.indices = tuple(indices)
+
+
+def finite(
+    step: int, indices: Sequence[int], source: str, *, loss: float, gradient_norm: float
+) -> None:
+    """Check a step before its update, so that the weights of the step before stay.
+
+    Args:
+        step: The update's number, from 1.
+        indices: The examples of its batch, by their number in the data.
+        source: Where their completions came from.
+        loss: In nats.
+        gradient_norm: Before clipping.
+
+    Raises:
+        NotFiniteError: naming the step and its batch.
+    """
+    if not math.isfinite(loss) or not math.isfinite(gradient_norm):
+        raise NotFiniteError(
+            f"step {step}: the loss is {loss} and the norm of its gradient {gradient_norm}, on "
+            f"{source} data of the examples {', '.join(map(str, indices))} (from 0); no update was "
+            "made; try a smaller learning_rate, a clip, or float32",
+            indices,
+        )
+
+
 def is_number(value: object) -> bool:
     """Tell whether `value` is a finite int or float; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -19,9 +19,13 @@ from torch import Tensor
 
 from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache, states_of
+from distillspec.training.checks import NotFiniteError, finite
 from distillspec.training.data import Batches, rollout
 from distillspec.training.losses import DistillationLoss, position_weights
+from distillspec.training.offline import OfflineTarget
+from distillspec.training.offline_loss import OfflineLoss, check_offline, packed
 from distillspec.training.randomness import generator, seeded_dropout, uniform
 from distillspec.training.recipes import Recipe, Source
 from distillspec.training.state import State, check_run, only
@@ -84,6 +88,8 @@ def distill(
     *,
     state: State,
     cache: HiddenCache | None = None,
+    reference: LanguageModel | None = None,
+    offline: OfflineTarget | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
     """Train the draft toward the target, one update per step, without end.
@@ -98,6 +104,8 @@ def distill(
         recipe: What a step does.
         state: Where to begin, moved along with every step; made for this draft and recipe.
         cache: Keeps the target's states of fixed data from epoch to epoch; None not to.
+        reference: A draft distilled before, for a recipe that selects tokens; None for others.
+        offline: What a target said of the fixed data, kept on disk; then `target` is None.
         clock: Reads seconds.
 
     Yields:
@@ -110,15 +118,28 @@ def distill(
     Source:
         Algorithm A.2.
     """
-    check_run(target, draft, batches, recipe, state)
+    if offline is None:
+        check_run(target, draft, batches, recipe, state)
+    else:
+        check_offline(offline, draft, batches, recipe)
+    check_reference(recipe, draft, reference)
     hard = recipe.divergence.name == "cross_entropy"
     judge = None if hard else target
-    loss_of = DistillationLoss(
-        draft,
-        recipe.divergence,
-        target_head=None if judge is None else judge.head,
-        precision=recipe.precision,
-    )
+    # With the target's normalisers at hand its logits outside the draft's head are not needed.
+    narrow = cache is not None and DistillationLoss.takes_normalisers(draft, recipe.divergence)
+    kept = draft.kept if narrow else None
+    loss_of: DistillationLoss | OfflineLoss
+    if offline is not None:
+        loss_of = OfflineLoss(draft, recipe.divergence, precision=recipe.precision)
+    else:
+        loss_of = DistillationLoss(
+            draft,
+            recipe.divergence,
+            target_head=None if judge is None else judge.head,
+            precision=recipe.precision,
+            reference=reference,
+            kept_head=None if kept is None or judge is None else judge.head_at(kept),
+        )
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
         while True:
@@ -128,9 +149,12 @@ def distill(
             batch = _complete(target, draft, batches, indices, source, state)
             laps.end("rollout")
 
-            hidden = None
-            if judge is not None and source == "fixed" and cache is not None:
+            hidden = log_z = None
+            if offline is not None:
+                hidden = packed(offline.known(batch))
+            elif judge is not None and source == "fixed" and cache is not None:
                 hidden = cache.states(judge, indices, batch)
+                log_z = None if kept is None else cache.normalisers(judge, indices)
             elif judge is not None:
                 hidden = states_of(judge, batch)
             laps.end("target")
@@ -139,11 +163,11 @@ def distill(
                 batch.lengths, recipe.reduction, _emittable(draft, batch) if hard else None
             )
             with seeded_dropout(draft.device, state.seed, "dropout", state.step):
-                value, accepted = loss_of(batch, weights, hidden)
+                value, accepted = loss_of(batch, weights, hidden, log_z)
             value.backward()
             loss = float(value.detach())
             norm = torch.nn.utils.clip_grad_norm_(state.parameters, recipe.clip or math.inf)
-            _check_finite(state, loss, float(norm))
+            _check_finite(state, indices, source, loss, float(norm))
             laps.end("draft")
 
             rate = state.update(state.seconds + laps.total)
@@ -159,6 +183,25 @@ def distill(
                 learning_rate=rate,
                 seconds=Seconds(**laps.parts),
             )
+
+
+def check_reference(recipe: Recipe, draft: LanguageModel, reference: LanguageModel | None) -> None:
+    """Refuse a selection of tokens without a reference draft, and a reference without a selection.
+
+    Raises:
+        UserError: that, or a reference of another vocabulary.
+    """
+    if recipe.divergence.fraction is not None and reference is None:
+        raise UserError(
+            f"{recipe.divergence} picks the tokens on which a draft distilled before is ahead: "
+            "give that draft as the reference"
+        )
+    if recipe.divergence.fraction is None and reference is not None:
+        raise UserError(
+            f"{recipe.divergence} looks at no reference draft: leave it out, or select:FRACTION"
+        )
+    if reference is not None:
+        check_same(reference.vocabulary, draft.vocabulary, names=(reference.name, draft.name))
 
 
 def sft(draft: LanguageModel, batches: Batches, recipe: Recipe, *, state: State) -> Iterator[Step]:
@@ -208,14 +251,14 @@ def _emittable(draft: LanguageModel, batch: Batch) -> Tensor | None:
     return torch.isin(torch.cat(batch.completions), draft.kept.cpu())
 
 
-def _check_finite(state: State, loss: float, norm: float) -> None:
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    state.optimizer.zero_grad(set_to_none=True)
-    raise UserError(
-        f"step {state.step + 1}: the loss is {loss} and the norm of its gradient {norm}; the draft "
-        "keeps the weights of the step before; try a smaller learning_rate, a clip, or float32"
-    )
+def _check_finite(
+    state: State, indices: tuple[int, ...], source: Source, loss: float, norm: float
+) -> None:
+    try:
+        finite(state.step + 1, indices, source, loss=loss, gradient_norm=norm)
+    except NotFiniteError:
+        state.optimizer.zero_grad(set_to_none=True)
+        raise
 
 
 class _Laps:

@@ -1,37 +1,34 @@
-"""The loss of a step, from hidden states, chunk by chunk: [N, V] logits never exist whole.
+"""The loss of a step, from hidden states: what is minimised, where, and with which weights.
 
-Each chunk's logits live long enough to give the chunk's value *and* its gradient, both in the
-forward pass; what is kept for the backward pass is the size of the hidden states and of the head.
-So no head is computed twice, which plain recomputation would pay for with a second pass through
-two vocabularies.
+`chunks.py` computes it without [N, V] logits ever existing whole. Two objectives look at all
+positions first, without gradient, before they know what counts: the selective one (which tokens)
+and the path (how much each token's acceptance is worth).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from distillspec.math import divergences
+from distillspec.math import divergences, pairs
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.training.cache import states_of
+from distillspec.training.chunks import Head, Objective, Rows, chunked, survey
 from distillspec.training.recipes import Divergence, Precision, Reduction
+from distillspec.training.worth import path_worth, select
 
-CHUNK_BYTES = 1 << 26
-"""What one chunk's target logits may take in float32: large enough for the matrix products to run
-at full speed, small enough for the passes over the vocabulary."""
-
-Head = Callable[[Tensor], Tensor]
-"""From [..., H] hidden states to [..., V] logits."""
+_HARD = Divergence("cross_entropy")
 
 
 class Loss(NamedTuple):
     """What a batch cost."""
 
     value: Tensor
-    """A scalar in nats, with gradient."""
+    """A scalar with gradient: nats or, for a path, target calls per token."""
     accepted: Tensor | None
     """A float64 scalar on the CPU without gradient, Σ over positions of Σ_v min(p, q); None
     without a target, where it is not measured."""
@@ -52,6 +49,8 @@ class DistillationLoss(nn.Module):
         target_head: Head | None,
         precision: Precision = "float32",
         chunk: int | None = None,
+        reference: LanguageModel | None = None,
+        kept_head: Head | None = None,
     ) -> None:
         """Store what every step shares.
 
@@ -61,20 +60,39 @@ class DistillationLoss(nn.Module):
             target_head: From the target's hidden states to its logits; None exactly for
                 cross_entropy.
             precision: The arithmetic of the draft's body and head.
-            chunk: Positions whose logits exist at once; None for what CHUNK_BYTES holds.
+            chunk: Positions whose logits exist at once; None for what fits `CHUNK_BYTES`.
+            reference: A draft distilled before, which shows what can be learned; None exactly
+                where the divergence selects no tokens.
+            kept_head: From the target's hidden states to its logits of the draft's kept ids alone,
+                used where the normalisers are known; see `takes_normalisers`.
         """
         super().__init__()
         if (target_head is None) != (divergence.name == "cross_entropy"):
             raise ValueError(f"{divergence} and target head {target_head} do not go together")
+        if (reference is None) != (divergence.fraction is None):
+            raise ValueError(f"{divergence} and reference draft {reference} do not go together")
         self.module = draft.module
-        # In a tuple, because a draft that is itself a module would be registered a second time.
-        self._draft = (draft,)
+        # In a tuple, because a model that is itself a module would be registered a second time.
+        self._models = (draft, reference)
         self._divergence = divergence
         self._target_head = target_head
+        self._kept_head = kept_head
         self._autocast = precision == "bfloat16"
-        self._chunk = chunk or max(1, CHUNK_BYTES // (4 * draft.vocabulary.size))
+        self._rows = Rows.fitting(draft.vocabulary.size, draft.device, chunk)
 
-    def forward(self, batch: Batch, weights: Tensor, target_hidden: Tensor | None) -> Loss:
+    @staticmethod
+    def takes_normalisers(draft: LanguageModel, divergence: Divergence) -> bool:
+        """Say whether the target's log Z spares its logits outside the draft's kept ids."""
+        every = divergence.gamma is None and divergence.fraction is None
+        return every and draft.kept is not None and divergence.name != "cross_entropy"
+
+    def forward(
+        self,
+        batch: Batch,
+        weights: Tensor,
+        target_hidden: Tensor | None,
+        log_z: Tensor | None = None,
+    ) -> Loss:
         """Compute the loss of a batch.
 
         Args:
@@ -82,65 +100,138 @@ class DistillationLoss(nn.Module):
             weights: [N] what each position counts, from `position_weights`.
             target_hidden: [N, H'] the target's states at the same positions; None exactly for
                 cross_entropy.
+            log_z: [N] the target's normalisers at these states, where they are known; only with a
+                `kept_head`.
 
         Returns:
             The loss Σ weights · D, and the expected acceptance summed over the N positions.
+
+        Raises:
+            UserError: if a path is asked of a completion that the target cannot have written.
         """
-        (draft,) = self._draft
-        labels = torch.cat(batch.completions).to(draft.device)
-
-        def part(hidden: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-            logits = draft.narrow_head(hidden)
-            p = None
-            if self._target_head is not None and target_hidden is not None:
-                # The target keeps its own precision whatever the draft trains in.
-                with torch.no_grad(), torch.autocast(draft.device.type, enabled=False):
-                    p = self._target_head(target_hidden[rows]).to(draft.device)
-            values = position_values(self._divergence, p, logits, labels[rows], draft.kept)
-            weight = weights[rows].to(values)
-            # A weight of 0 leaves a position out even where its value is infinite.
-            loss = (values.masked_fill(weight == 0, 0.0) * weight).sum()
-            if p is None:
-                return loss, None
-            with torch.no_grad():
-                return loss, divergences.acceptance(p, logits, kept=draft.kept).sum()
-
+        draft, reference = self._models
+        known = log_z is not None
+        objective = Objective(
+            draft=draft,
+            score=lambda p, q, labels, kept: scored(
+                self._divergence, p, q, labels, kept, normalised=known
+            ),
+            target_head=self._kept_head if known else self._target_head,
+            target_hidden=target_hidden,
+            log_z=log_z,
+            labels=torch.cat(batch.completions).to(draft.device),
+            weights=weights.cpu(),
+            rows=self._rows,
+        )
         with torch.autocast(draft.device.type, torch.bfloat16, enabled=self._autocast):
-            return chunked(part, draft.hidden(batch), self.module, self._chunk)
+            hidden = draft.hidden(batch)
+            if self._divergence.gamma is not None:
+                return _path(objective, hidden, batch.lengths, self._divergence.gamma)
+            if self._divergence.fraction is None or reference is None:
+                return Loss(*chunked(objective, hidden))
+            reached = states_of(reference, batch)
+            return _selected(objective, hidden, reference, reached, self._divergence.fraction)
 
 
-def position_values(
+def _selected(
+    objective: Objective, hidden: Tensor, reference: LanguageModel, reached: Tensor, fraction: float
+) -> Loss:
+    """Train on the positions where the reference is furthest ahead, and on them alone."""
+    ours, theirs = survey(objective, (objective.draft, hidden), (reference, reached))
+    weights = select(objective.weights, (ours.values - theirs.values).cpu(), fraction)
+    places = weights.nonzero().squeeze(-1)
+    chosen = replace(objective, weights=weights).at(places)
+    value, _ = chunked(chosen, hidden[places.to(hidden.device)])
+    return Loss(value, _total(ours.measures))
+
+
+def _path(objective: Objective, hidden: Tensor, lengths: Sequence[int], gamma: int) -> Loss:
+    """Give each −log q(y) the weight that its gradient has in the expected target calls."""
+
+    def look(
+        p: Tensor | None, q: Tensor, labels: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if p is None:
+            raise ValueError("a path compares with a target, and there are no target logits")
+        nats = [divergences.cross_entropy(p, labels)]
+        nats += [divergences.cross_entropy(q, labels, kept=kept)]
+        return torch.stack(nats, -1), pairs.acceptance_of(pairs.compare(p, q, kept))
+
+    def hard(
+        p: Tensor | None, q: Tensor, labels: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, None]:
+        return divergences.cross_entropy(q, labels, kept=kept), None
+
+    (seen,) = survey(replace(objective, score=look), (objective.draft, hidden))
+    log_p, log_q = (-seen.values.cpu().double()).unbind(-1)
+    value, worth = path_worth(log_p, log_q, lengths, objective.weights, gamma)
+    # Where nothing is left to gain any one position, of weight 0, keeps the graph.
+    places = worth.nonzero().squeeze(-1) if bool(worth.any()) else worth.new_zeros(1).long()
+    surrogate = replace(objective, score=hard, target_head=None, weights=worth).at(places)
+    slope, _ = chunked(surrogate, hidden[places.to(hidden.device)])
+    return Loss(value.to(slope) + (slope - slope.detach()), _total(seen.measures))
+
+
+def _total(measures: Tensor | None) -> Tensor | None:
+    return None if measures is None else measures.cpu().double().sum()
+
+
+def scored(
     divergence: Divergence,
     target_logits: Tensor | None,
     draft_logits: Tensor,
     labels: Tensor,
     kept: Tensor | None,
-) -> Tensor:
-    """Return the recipe's divergence at every position, in nats.
+    *,
+    normalised: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the divergence at every position, and the acceptance Σ_v min(p, q) beside it.
 
     Args:
-        divergence: Which.
+        divergence: Which; a path has no value of a single position.
         target_logits: [..., V]; may be None for cross_entropy, which does not look at them.
         draft_logits: [..., V], or [..., K] for a trimmed head.
         labels: [...] int64 ids; only cross_entropy looks at them.
         kept: [K] ids of a trimmed head, None for a whole one.
+        normalised: Whether the target's are log-probabilities [..., K] of the kept ids.
 
     Returns:
-        [...] with gradient to the draft's logits.
+        [...] with gradient to the draft's logits, and [...] without; the latter None for
+        cross_entropy.
+
+    Raises:
+        ValueError: if target logits are missing.
     """
     if divergence.name == "cross_entropy":
-        return divergences.cross_entropy(draft_logits, labels, kept=kept)
+        return divergences.cross_entropy(draft_logits, labels, kept=kept), None
     if target_logits is None:
         raise ValueError(f"{divergence} compares with a target, and there are no target logits")
+    if normalised and kept is not None:
+        pair = pairs.compare_kept(target_logits, draft_logits, kept)
+    else:
+        pair = pairs.compare(target_logits, draft_logits, kept)
+    with torch.no_grad():
+        acceptance = pairs.acceptance_of(pair)
+    return of_pair(divergence, pair), acceptance
+
+
+def of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
+    """Return the divergence of a pair at every position.
+
+    Raises:
+        ValueError: it has no value of a single position.
+    """
     if divergence.name == "forward_kl":
-        return divergences.forward_kl(target_logits, draft_logits, kept=kept)
+        return pairs.forward_kl_of(pair)
     if divergence.name == "reverse_kl":
-        return divergences.reverse_kl(target_logits, draft_logits, kept=kept)
+        return pairs.reverse_kl_of(pair)
     if divergence.name == "total_variation":
-        return divergences.total_variation(target_logits, draft_logits, kept=kept)
+        return pairs.total_variation_of(pair)
+    if divergence.name == "acceptance":
+        return pairs.negative_log_acceptance_of(pair)
     if divergence.beta is None:
-        raise ValueError("jsd without a beta")
-    return divergences.jsd(target_logits, draft_logits, beta=divergence.beta, kept=kept)
+        raise ValueError(f"{divergence} has no value of a single position")
+    return pairs.jsd_of(pair, divergence.beta)
 
 
 def position_weights(
@@ -170,63 +261,3 @@ def position_weights(
         totals = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, owner, weights)
         weights = weights / totals.clamp(min=1)[owner]
     return weights / weights.sum()
-
-
-Part = Callable[[Tensor, slice], tuple[Tensor, Tensor | None]]
-"""From [C, H] states and their place among the N to the chunk's loss and summed acceptance."""
-
-
-def chunked(part: Part, hidden: Tensor, module: nn.Module, chunk: int) -> Loss:
-    """Sum `part` over chunks of the hidden states, with the gradient of the plain sum.
-
-    Args:
-        part: The loss of one chunk; adding its values must give the loss of the whole.
-        hidden: [N, H].
-        module: Its trainable parameters may take part in `part`.
-        chunk: Rows at once.
-
-    Returns:
-        The sums; `backward` reaches `hidden` and the parameters.
-    """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    apply: Callable[..., tuple[Tensor, Tensor | None]] = _Chunked.apply
-    return Loss(*apply(part, chunk, torch.is_grad_enabled(), hidden, *parameters))
-
-
-class _Chunked(torch.autograd.Function):
-    """A sum whose gradient is known as soon as its value is."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, part: Part, chunk: int, wanted: bool, hidden: Tensor, *parameters: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        values: list[Tensor] = []
-        accepted: list[Tensor] = []
-        d_hidden = torch.empty_like(hidden)
-        d_parameters: list[Tensor | None] = [None] * len(parameters)
-        for start in range(0, len(hidden), chunk):
-            rows = slice(start, start + chunk)
-            states = hidden[rows].detach().requires_grad_(wanted)
-            with torch.set_grad_enabled(wanted):
-                value, sums = part(states, rows)
-            values.append(value.detach())
-            accepted += [] if sums is None else [sums]
-            if wanted:
-                grads = torch.autograd.grad(value, [states, *parameters], allow_unused=True)
-                d_hidden[rows] = grads[0]
-                d_parameters = [
-                    # Cloned, because autograd may return one tensor for two parameters.
-                    total if grad is None else grad.clone() if total is None else total.add_(grad)
-                    for total, grad in zip(d_parameters, grads[1:], strict=True)
-                ]
-        ctx.save_for_backward(d_hidden, *d_parameters)
-        if not accepted:
-            return torch.stack(values).sum(), None
-        total_accepted = torch.stack(accepted).cpu().double().sum()
-        ctx.mark_non_differentiable(total_accepted)
-        return torch.stack(values).sum(), total_accepted
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_value: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, None, None, *(g if g is None else g * d_value for g in ctx.saved_tensors))

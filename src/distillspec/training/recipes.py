@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from distillspec.errors import UserError
@@ -19,13 +19,24 @@ from distillspec.training.optimization import OPTIMIZERS, Adafactor, Optimizer, 
 Source: TypeAlias = Literal["fixed", "draft", "target"]
 """Where a step's completions come from: the dataset, the draft being trained, or the target."""
 DivergenceName: TypeAlias = Literal[
-    "forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy"
+    "forward_kl", "reverse_kl", "jsd", "total_variation", "acceptance", "path", "cross_entropy"
 ]
 Reduction: TypeAlias = Literal["sequence_mean", "token_mean"]
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 
-_DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy")
-_SPELLINGS = "forward_kl, reverse_kl, jsd:BETA (0 < BETA < 1), total_variation, cross_entropy"
+_DIVERGENCES = (
+    "forward_kl",
+    "reverse_kl",
+    "jsd",
+    "total_variation",
+    "acceptance",
+    "path",
+    "cross_entropy",
+)
+_SPELLINGS = (
+    "forward_kl, reverse_kl, jsd:BETA (0 < BETA < 1), total_variation, acceptance, path:GAMMA, "
+    "cross_entropy, select:FRACTION or select:FRACTION:DIVERGENCE (0 < FRACTION < 1)"
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,19 @@ class Divergence:
     """Which D(p‖q) is minimised at every position, or the hard-label cross-entropy."""
 
     name: DivergenceName
-    """`forward_kl`, `reverse_kl`, `jsd`, `total_variation`; `cross_entropy` needs no target."""
+    """`forward_kl`, `reverse_kl`, `jsd`, `total_variation`: the paper's. `acceptance`: −log of the
+    acceptance Σ min(p, q). `path`: the exact expected number of target calls per token, on the
+    target's own outputs. `cross_entropy` needs no target."""
     beta: float | None = None
     """The weight of p in JSD's mixture, inside (0, 1); only for `jsd`."""
+    gamma: int | None = None
+    """Drafted tokens per block, 1 or more; only for `path`."""
+    fraction: float | None = None
+    """Which share of the tokens is trained on, inside (0, 1): those where a reference draft is
+    furthest ahead; None for all tokens, without a reference."""
 
     def __post_init__(self) -> None:
-        """Refuse a name or a β that means nothing."""
+        """Refuse what means nothing."""
         if self.name not in _DIVERGENCES:
             raise UserError(f"unknown divergence {self.name!r}; use one of: {_SPELLINGS}")
         if self.name != "jsd" and self.beta is not None:
@@ -48,27 +66,56 @@ class Divergence:
                 f"jsd needs a beta inside (0, 1), got {self.beta!r}; at its ends it vanishes, so "
                 "use forward_kl (the limit at 0) or reverse_kl (the limit at 1) there"
             )
+        if self.name != "path" and self.gamma is not None:
+            raise UserError(
+                f"divergence {self.name} takes no gamma, got {self.gamma}; leave it out"
+            )
+        if self.name == "path" and not (type(self.gamma) is int and self.gamma >= 1):
+            raise UserError(
+                f"path needs the gamma it will be served with, a whole number of at least 1, as in "
+                f"path:5, got {self.gamma!r}"
+            )
+        if self.fraction is None:
+            return
+        if not (is_number(self.fraction) and 0 < self.fraction < 1):
+            raise UserError(
+                f"select needs a fraction inside (0, 1), got {self.fraction!r}; AdaSPEC's is 0.4"
+            )
+        if self.name == "path":
+            raise UserError("a path weighs every token by itself: leave out select")
 
     @staticmethod
     def parse(text: str) -> Divergence:
-        """Read `forward_kl`, `jsd:0.5` and so on.
+        """Read `forward_kl`, `jsd:0.5`, `path:5`, `select:0.4`, `select:0.4:acceptance`.
 
         Raises:
             UserError: listing the valid spellings.
         """
-        name, colon, beta = text.partition(":")
-        if name not in _DIVERGENCES or (name == "jsd") != bool(colon):
-            raise UserError(f"unknown divergence {text!r}; use one of: {_SPELLINGS}")
-        if name != "jsd":
-            return Divergence(name)  # type: ignore[arg-type]  # checked against the names above
+        name, colon, value = text.partition(":")
         try:
-            return Divergence("jsd", float(beta))
+            if name == "select" and colon:
+                fraction, _, inner = value.partition(":")
+                base = Divergence.parse(inner or "forward_kl")
+                if base.fraction is not None:
+                    raise UserError(f"divergence {text!r} selects twice; name one fraction")
+                return replace(base, fraction=float(fraction))
+            if name == "jsd" and colon:
+                return Divergence("jsd", beta=float(value))
+            if name == "path" and colon:
+                return Divergence("path", gamma=int(value))
+        except UserError:
+            raise
         except ValueError as error:
-            raise UserError(f"cannot read the beta of divergence {text!r}: {error}") from error
+            raise UserError(f"cannot read the number in divergence {text!r}: {error}") from error
+        if colon or name not in _DIVERGENCES or name in ("jsd", "path"):
+            raise UserError(f"unknown divergence {text!r}; use one of: {_SPELLINGS}")
+        return Divergence(name)  # type: ignore[arg-type]  # checked against the names above
 
     def __str__(self) -> str:
         """Return the spelling that `parse` reads."""
-        return self.name if self.beta is None else f"{self.name}:{self.beta}"
+        number = self.beta if self.gamma is None else self.gamma
+        inner = self.name if number is None else f"{self.name}:{number}"
+        return inner if self.fraction is None else f"select:{self.fraction}:{inner}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +197,12 @@ class Recipe:
                 raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
         if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
             raise UserError(f"clip must be above 0, or none not to clip, got {self.clip!r}")
+        if self.divergence.name == "path" and self.mixture.draft > 0:
+            raise UserError(
+                f"path counts the target calls for the target's own outputs, and a share "
+                f"{self.mixture.draft} of the data is sampled from the draft: use target data, or "
+                "fixed data that the target wrote"
+            )
         one_of("reduction", self.reduction, ("sequence_mean", "token_mean"))
         one_of("precision", self.precision, ("float32", "bfloat16"))
 
@@ -223,12 +276,37 @@ RECIPES: dict[str, Recipe] = {
 }
 """The paper's five recipes by the name a user types."""
 
+# Newer than the paper. The data of the first two is their authors': the target's own answers.
+ADASPEC = Recipe(
+    Divergence("forward_kl", fraction=0.4),
+    Mixture(fixed=1),
+    reference="AdaSPEC: Hu et al. 2025, arXiv 2510.19779; needs a reference draft",
+)
+"""Forward KL on the two fifths of the tokens that are easiest to improve."""
+ACCEPTANCE = Recipe(
+    Divergence("acceptance"),
+    Mixture(target=1),
+    reference="LK losses: Samarin et al. 2026, arXiv 2602.23881, the −log acceptance alone",
+)
+"""The acceptance itself."""
+PATH = Recipe(
+    Divergence("path", gamma=5),
+    Mixture(target=1),
+    reduction="token_mean",
+    reference="ours: the exact expected target calls of math/forecast.py as a loss",
+)
+"""1 / τ at γ = 5 on the target's outputs, exactly."""
+
+BEYOND: dict[str, Recipe] = {"adaspec": ADASPEC, "acceptance": ACCEPTANCE, "path": PATH}
+"""Recipes that are not the paper's, by the name a user types."""
+
 
 def named(name: str) -> Recipe:
-    """Return one of the paper's recipes.
+    """Return one of the recipes.
 
     Raises:
         UserError: listing the valid names.
     """
-    one_of("recipe", name, tuple(RECIPES))
-    return RECIPES[name]
+    recipes = RECIPES | BEYOND
+    one_of("recipe", name, tuple(recipes))
+    return recipes[name]

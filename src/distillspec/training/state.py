@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
 from distillspec.models.vocabulary import check_same
 from distillspec.training.data import Batches
+from distillspec.training.identity import fingerprint
+from distillspec.training.interrupts import undivided
 from distillspec.training.optimization import Adafactor, Optimizer
 from distillspec.training.recipes import Recipe
 
@@ -26,12 +29,18 @@ _ADAFACTOR_FLOORS = (1e-15, 1e-3)
 class State:
     """The moving part of a run; with the draft's weights it is all that a checkpoint needs.
 
-    Coins, rollouts, dropout and the order of the data are functions of `seed` and `step`, so there
-    is no random state to keep.
+    Coins, rollouts, dropout, the order of the data and the learning rate are functions of `seed`,
+    `step` and `seconds`, so there is no generator, no data loader and no scheduler to keep.
     """
 
     def __init__(
-        self, draft: LanguageModel, batches: Batches, recipe: Recipe, *, seed: int
+        self,
+        draft: LanguageModel,
+        batches: Batches,
+        recipe: Recipe,
+        *,
+        seed: int,
+        target: LanguageModel | None = None,
     ) -> None:
         """Start at step 0.
 
@@ -41,19 +50,25 @@ class State:
             batches: The data, remembered by its digest.
             recipe: What the steps will do.
             seed: From which all randomness of the run follows.
+            target: The model to agree with, remembered by its fingerprint.
         """
         self.recipe = recipe
         self.seed = seed
+        self.run = uuid4().hex
+        """Which run this is: its checkpoints are told from another's by it."""
         self.step = 0
         """Updates made so far."""
         self.seconds = 0.0
         """Time spent in steps so far; what the caller does between steps does not count."""
         self.parameters = trainable(draft.module, recipe.frozen)
         self.optimizer = make_optimizer(recipe.optimizer, self.parameters, recipe.learning_rate)
-        self._data = batches.digest()
+        self._batches = batches
+        self._target = None if target is None else fingerprint(target.module)
 
     def update(self, seconds: float) -> float:
         """Apply the gradients and drop them; `seconds` is the time trained, this step included.
+
+        Ctrl-C waits until the update is made and counted.
 
         Returns:
             The learning rate that was applied.
@@ -71,48 +86,73 @@ class State:
             )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        with undivided():
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
         return rate
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the draft's weights, as tensors and plain data."""
         return {
+            "run": self.run,
             "step": self.step,
             "seconds": self.seconds,
             "seed": self.seed,
             "recipe": self.recipe.to_dict(),
-            "data": self._data,
+            "data": self._batches.digest(),
+            "target": self._target,
             "optimizer": self.optimizer.state_dict(),
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+    def changes(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Say what differs from the run that `saved` was taken of: by key, what was and what is.
+
+        The keys are the recipe's, `data`, `target` and `seed`. Where a recipe was read is no part
+        of what it does.
+        """
+        mine, theirs = self.recipe.to_dict(), saved["recipe"]
+        found = {
+            key: (theirs.get(key), mine[key])
+            for key in mine
+            if key != "reference" and mine[key] != theirs.get(key)
+        }
+        # The digest covers the batch size, which is a key of its own.
+        size = theirs.get("batch_size", self._batches.batch_size)
+        same_size = Batches(self._batches.examples, size).digest()
+        for key, was, now in (
+            ("data", saved["data"], same_size),
+            ("target", saved["target"], self._target),
+            ("seed", saved["seed"], self.seed),
+        ):
+            if was != now:
+                found[key] = (was, now)
+        return found
+
+    def load_state_dict(
+        self, saved: Mapping[str, Any], *, allow: Collection[str] = ()
+    ) -> dict[str, tuple[Any, Any]]:
         """Go on where `saved` was taken.
 
         Args:
             saved: What `state_dict` returned.
-            allow: The keys of the recipe that may differ, or `data`. What the moments belong to
-                may not: `frozen`, and which optimizer it is (its settings may).
+            allow: The keys of `changes` that may differ. What the moments belong to may not:
+                `frozen`, and which optimizer it is (its settings may).
+
+        Returns:
+            What differs, all of it allowed.
 
         Raises:
             UserError: naming what differs from the run that was saved.
         """
-        mine, theirs = self.recipe.to_dict(), saved["recipe"]
-        changed = [key for key in mine if mine[key] != theirs.get(key)]
-        changed += [] if self._data == saved["data"] else ["data"]
-        bound = {"frozen"}
-        if mine["optimizer"]["name"] != theirs["optimizer"]["name"]:
-            bound.add("optimizer")
-        refused = [key for key in changed if key not in allow or key in bound]
+        changed = self.changes(saved)
+        refused = {key: pair for key, pair in changed.items() if key not in allow}
+        refused |= {key: changed[key] for key in bound(changed)}
         if refused:
-            told = ", ".join(
-                key if key == "data" else f"{key} was {theirs.get(key)!r} and is {mine[key]!r}"
-                for key in refused
-            )
             raise UserError(
-                f"the checkpoint belongs to another run ({told}); give the same settings and data"
-                + ("" if bound & set(refused) else ", or allow the change by name")
+                f"the checkpoint belongs to another run ({told(refused)}); give the same settings, "
+                "data and models"
+                + ("" if bound(refused) else f", or allow the change of {', '.join(refused)}")
             )
         settings = [
             {name: value for name, value in group.items() if name != "params"}
@@ -121,7 +161,32 @@ class State:
         self.optimizer.load_state_dict(saved["optimizer"])
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(own)  # torch takes the saved settings, whatever the recipe says
-        self.step, self.seconds, self.seed = saved["step"], saved["seconds"], saved["seed"]
+        self.run = saved["run"]
+        self.step, self.seconds = saved["step"], saved["seconds"]
+        return changed
+
+
+def bound(changed: Mapping[str, tuple[Any, Any]]) -> set[str]:
+    """Return the keys of changes that cannot be allowed: the saved moments would mean nothing."""
+    found = {"frozen"} & set(changed)
+    was, now = changed.get("optimizer", ({}, {}))
+    return found | ({"optimizer"} if was and was["name"] != now["name"] else set())
+
+
+def told(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Say changes in a few words: of a table only what differs in it, a digest not at all."""
+    parts = []
+    for key, (was, now) in changed.items():
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            inner = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            parts += [
+                f"{key}.{name} was {was.get(name)!r} and is {now.get(name)!r}" for name in inner
+            ]
+        elif key in ("data", "target"):
+            parts.append(f"other {key}")
+        else:
+            parts.append(f"{key} was {was!r} and is {now!r}")
+    return ", ".join(parts)
 
 
 def trainable(module: nn.Module, frozen: Collection[str]) -> list[nn.Parameter]:

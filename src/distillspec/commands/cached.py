@@ -1,0 +1,27 @@
+"""A target that is known from its cache alone."""
+
+from __future__ import annotations
+
+from distillspec.commands.settings import Distill
+from distillspec.errors import UserError
+from distillspec.models.files_digest import files_digest
+from distillspec.training.offline import OfflineTarget, open_cache
+
+
+def offline_target(settings: Distill) -> OfflineTarget:
+    """Open the cache that --cache names; the target is not loaded, only told from others.
+
+    Raises:
+        UserError: there is none, it is of another target than --target, or what was asked for
+            needs the target itself.
+    """
+    if settings.cache is None:
+        raise ValueError("no cache is named")
+    if settings.held_out is not None:
+        raise UserError(
+            f"--held-out {settings.held_out} needs answers of the target, which --cache goes "
+            "without; measure the draft afterwards, or leave out --cache"
+        )
+    if settings.target is None:
+        return open_cache(settings.cache)
+    return open_cache(settings.cache, {"weights": files_digest(settings.target)})

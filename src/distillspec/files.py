@@ -1,0 +1,40 @@
+"""Files that are there whole or not at all, for every room."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all: to a temporary name, to the disk, then renamed.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; an earlier file is untouched.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp gives 0600, which would hide results from colleagues
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's list of names on the disk, so that a rename in it lasts."""
+    if os.name == "nt":  # Windows opens no folders; its rename is already durable
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
