@@ -228,13 +228,16 @@ def _watch(command: list[str], sign: Path, place: Path) -> tuple[float, float]:
     loaded, peak = 0.0, 0.0
     with (place / "log").open("w+", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | OFFLINE)
-        while process.poll() is None:
-            size = _resident(process.pid)
-            if size:
-                if not loaded and sign.exists():
-                    loaded = size["VmRSS"]
-                peak = size["VmHWM"]
-            time.sleep(0.02)
+        try:
+            while process.poll() is None:
+                size = _resident(process.pid)
+                if size:
+                    if not loaded and sign.exists():
+                        loaded = size["VmRSS"]
+                    peak = size["VmHWM"]
+                time.sleep(0.02)
+        finally:
+            process.kill()
         if process.returncode:
             log.seek(0)
             raise RuntimeError(f"{' '.join(command)}\n{log.read()}")

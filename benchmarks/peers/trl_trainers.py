@@ -55,8 +55,12 @@ def main() -> None:
         return loss(model, inputs, *rest, **named)
 
     trainer.compute_loss = counted
+    for model in (trainer.model, trainer.teacher_model):
+        for parameter in model.parameters():
+            parameter.sum()  # weights come from the disk when they are first read
     out = Path(job["out"])
     out.with_name("loaded").touch()
+    time.sleep(0.1)  # to be seen
     trainer.train()
     out.write_text(json.dumps({"seconds": clock.seconds, "tokens": tokens}), encoding="utf-8")
 
@@ -100,17 +104,22 @@ def pair(job: dict[str, Any]) -> dict[str, Any]:
 def gkd(job: dict[str, Any], clock: Clock) -> Any:
     """Make a GKDTrainer that is on-policy only.
 
-    Its collator wants an answer after every prompt, which it replaces: one token stands there.
+    Its collator wants an answer after every prompt, which is replaced and yet counted: the trainer
+    divides the loss by the tokens of the file's answers. They are given the length of the sampled.
     """
-    trl = importlib.import_module("trl.experimental.gkd")
+    trl, new = importlib.import_module("trl.experimental.gkd"), job["new_tokens"]
     settings = trl.GKDConfig(
         **common(job),
         lmbda=1.0,
-        max_new_tokens=job["new_tokens"],
+        max_new_tokens=new,
         train_sampling_strategy="sequential",
     )
     rows = [
-        {"prompt": "", "input_ids": [*ids, ids[-1]], "completion_mask": [0] * len(ids) + [1]}
+        {
+            "prompt": "",
+            "input_ids": ids + new * ids[-1:],
+            "completion_mask": len(ids) * [0] + new * [1],
+        }
         for ids in job["prompts"]
     ]
     return trl.GKDTrainer(
