@@ -9,7 +9,7 @@ from distillspec.models import load_pair, wrap
 from distillspec.training import Batches, Divergence, Example, Mixture, Recipe, Schedule, State
 from distillspec.training.distill import distill
 
-sizes = [GPT2Config(vocab_size=384, n_embd=96, n_layer=n, initializer_range=0.2) for n in (3, 1)]
+sizes = [GPT2Config(vocab_size=384, n_embd=96, n_layer=n, initializer_range=0.2) for n in (2, 1)]
 tiny = [wrap(GPT2LMHeadModel(size), ByT5Tokenizer()) for size in sizes]
 target, draft = load_pair(*sys.argv[1:]) if sys.argv[1:] else tiny
 batches = Batches([Example(target.tokenizer.prompt(f"{n} + {n} =")) for n in range(64)], 8)

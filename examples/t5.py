@@ -9,7 +9,7 @@ from distillspec.models import load_pair, wrap
 from distillspec.training import Batches, Divergence, Example, Mixture, Recipe, Schedule, State
 from distillspec.training.distill import distill
 
-sizes = [T5Config(vocab_size=384, d_model=64, d_ff=128, num_layers=n) for n in (3, 1)]
+sizes = [T5Config(vocab_size=384, d_model=64, d_ff=128, num_layers=n) for n in (2, 1)]
 tiny = [wrap(T5ForConditionalGeneration(size), ByT5Tokenizer()) for size in sizes]
 target, draft = load_pair(*sys.argv[1:]) if sys.argv[1:] else tiny
 batches = Batches([Example(target.tokenizer.prompt(f"summarize: {n}")) for n in range(64)], 8)

@@ -6,6 +6,8 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from accelerate import PartialState
+from accelerate.logging import get_logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from distillspec.commands import trackers
@@ -165,3 +167,25 @@ def test_every_tracker_is_told_project_run_and_place(tmp_path, monkeypatch, name
             {key: value.format(folder=place) for key, value in settings.items()},
         )
     ]
+
+
+def test_trackers_find_the_state_of_accelerate_that_they_need(tmp_path, monkeypatch):
+    """The bug: W&B and trackio ended with "You must initialize the accelerate state"."""
+
+    class Logging(Failing):
+        def start(self):
+            get_logger(__name__).debug("started")
+
+    PartialState._reset_state()
+    monkeypatch.setattr("accelerate.tracking.LOGGER_TYPE_TO_CLASS", {"wandb": Logging})
+    made = Run.create(tmp_path / "run", verb="sft", config={}, seed=0, device="cpu")
+    with tracked(made, Sft(draft="d", prompts="p", out=tmp_path / "run", tracker="wandb"), "id"):
+        assert len(made.followers) == 1
+
+
+def test_the_main_process_alone_tells_its_tracker(tmp_path, monkeypatch):
+    monkeypatch.setattr("accelerate.tracking.LOGGER_TYPE_TO_CLASS", {})
+    monkeypatch.setattr(PartialState, "is_main_process", False)
+    made = Run.create(tmp_path / "run", verb="sft", config={}, seed=0, device="cpu")
+    with tracked(made, Sft(draft="d", prompts="p", out=tmp_path / "run", tracker="wandb"), "id"):
+        assert made.followers == []

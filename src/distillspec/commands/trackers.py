@@ -36,6 +36,8 @@ def check_tracker(settings: Train) -> None:
 def tracked(run: Run, settings: Train, identity: str) -> Iterator[None]:
     """Have the tracker of the settings follow a run within the block; nothing without one.
 
+    Of several processes the main one alone tells its tracker.
+
     Args:
         run: Whose rows it is given, those on file already too unless the run is resumed: then the
             process before gave them.
@@ -45,7 +47,7 @@ def tracked(run: Run, settings: Train, identity: str) -> Iterator[None]:
     Raises:
         UserError: the tracker cannot be started, or fails later.
     """
-    if settings.tracker is None:
+    if settings.tracker is None or not _main():
         yield
         return
     tracker = _started(run, settings, identity)
@@ -79,6 +81,13 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
         # of which data it is the acceptance depends on the step's, so they stay apart
         numbers[f"training/acceptance_on_{row['source']}"] = row["alpha_sum"] / row["alpha_count"]
     return numbers | {f"seconds/{part}": spent for part, spent in row["seconds_by_part"].items()}
+
+
+def _main() -> bool:
+    """Make the state that some of Accelerate's trackers need, as it is where there is one."""
+    from accelerate import PartialState
+
+    return bool(PartialState().is_main_process)
 
 
 def _started(run: Run, settings: Train, identity: str) -> Any:
