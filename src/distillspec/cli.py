@@ -14,11 +14,13 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import distillspec
+from distillspec import launch
 from distillspec.commands import measure_settings
 from distillspec.commands import settings as verbs
 from distillspec.commands import task_settings as on_tasks
@@ -36,13 +38,15 @@ class Verb:
     """The module of its function, in `distillspec.commands`."""
     function: str = "run"
     """The function: settings -> result."""
+    together: bool = False
+    """Whether several processes can share its work."""
 
 
 VERBS = {
     "demo": Verb(verbs.Demo, "demo"),
     "new-draft": Verb(verbs.NewDraft, "new_draft"),
-    "sft": Verb(verbs.Sft, "train", "run_sft"),
-    "distill": Verb(verbs.Distill, "train", "run_distill"),
+    "sft": Verb(verbs.Sft, "train", "run_sft", together=True),
+    "distill": Verb(verbs.Distill, "train", "run_distill", together=True),
     "generate": Verb(verbs.Generate, "generate"),
     "measure": Verb(measure_settings.Measure, "measure"),
     "decode": Verb(verbs.Decode, "decode"),
@@ -54,22 +58,30 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code."""
+    """Run one verb and return the exit code; of several processes the main one alone speaks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if launch.process_index() > 0:
+        unheard = io.StringIO()
+        with redirect_stdout(unheard):
+            return _main(arguments, unheard)
+    return _main(arguments, sys.stderr)
+
+
+def _main(arguments: list[str], messages: TextIO) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A stdout that knows no α (a Windows pipe, LC_ALL=C) must not cost an hour's result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments)
+        return _run(arguments, messages)
     except UserError as error:
-        print(f"distillspec: error: {error}", file=sys.stderr)
+        print(f"distillspec: error: {error}", file=messages)
         return 2
     except KeyboardInterrupt:
-        print("distillspec: interrupted", file=sys.stderr)
+        print("distillspec: interrupted", file=messages)
         return 130
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], messages: TextIO) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -80,10 +92,15 @@ def _run(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError(f"unknown verb {name!r}; {nearest(name, VERBS)}")
     verb = VERBS[name]
+    if launch.process_count() > 1 and not verb.together:
+        raise UserError(
+            f"{name} runs in one process, and {launch.process_count()} were started: start it "
+            "without accelerate launch, torchrun or MPI"
+        )
     parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
     module = import_module(f"distillspec.commands.{verb.module}")
     result = getattr(module, verb.function)(parsed.settings)
-    print(module.tell(result), file=sys.stderr if parsed.json else sys.stdout)
+    print(module.tell(result), file=messages if parsed.json else sys.stdout)
     if parsed.json:
         print(json.dumps(result, allow_nan=False))
     return 3 if result.get("unmet") else 0

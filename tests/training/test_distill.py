@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -616,7 +617,8 @@ def test_generated_rows_count_to_their_own_end(monkeypatch):
     9 tokens count 12, and nothing else enters their mean."""
     target, draft = table_pair()
     rows = (torch.tensor([1, 2, EOS]), torch.tensor([1, 2, 3, 4, 0, 1, 2, 3, EOS]))
-    monkeypatch.setattr(loop, "rollout", lambda *_, **__: rows)
+    outputs = [SimpleNamespace(ids=row.tolist()) for row in rows]
+    monkeypatch.setattr(loop, "rollout", lambda *_, **__: outputs)
     batches = Batches([Example(torch.tensor([3]))] * 2, 2)
     fed = torch.cat([torch.cat([torch.tensor([3]), row[:-1]]) for row in rows])
     p, q = (model.logits[fed].detach().softmax(-1) for model in (target, draft))

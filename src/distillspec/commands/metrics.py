@@ -38,14 +38,17 @@ def figures(step: Step) -> str:
 class Totals:
     """Sums over the steps of a run, whichever process made them."""
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Start from the rows of the run so far; rows of evaluations do not count."""
+    def __init__(self) -> None:
+        """Start from nothing."""
         self.tokens = 0
         self.seconds: dict[str, float] = {}
         self.sources: dict[str, int] = {}
         """Steps on each kind of completions."""
         self._losses: list[float] = []
         self._accepted = self._judged = 0.0
+
+    def take(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Count the rows of the run so far; rows of evaluations do not count."""
         for row in rows:
             if "evaluation" not in row:
                 self.add(row)

@@ -21,6 +21,7 @@ from distillspec.models.text import Raw, Tokenizer
 from distillspec.studies.outputs import complete_all, seeded
 from distillspec.tasks import Row, read_prompts, read_valid_prompts, task_named
 from distillspec.training.data import Example
+from distillspec.training.processes import Processes
 
 
 def device_of(setting: str) -> str:
@@ -37,6 +38,22 @@ def device_of(setting: str) -> str:
         first = str(error).splitlines()[0]
         raise UserError(f"device {setting!r} cannot be used: {first}") from error
     return setting
+
+
+def own_device(processes: Processes, setting: str) -> str:
+    """Return where a process computes: where it was started to, else where `--device` says.
+
+    Raises:
+        UserError: they contradict one another.
+    """
+    if processes.device is None:
+        return setting
+    if setting not in ("auto", processes.device.type):
+        raise UserError(
+            f"--device {setting}: {processes.count} processes train together, each on a device of "
+            f"its own, here {processes.device}; leave out --device"
+        )
+    return str(processes.device)
 
 
 def dtype_of(setting: str) -> torch.dtype | None:

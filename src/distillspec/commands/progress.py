@@ -16,13 +16,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from distillspec import launch
+
 Report = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
 def console() -> Console:
-    """Return the console that messages go to: stderr."""
-    return Console(stderr=True, highlight=False)
+    """Return the console that messages go to: stderr, of the main process alone."""
+    return Console(stderr=True, highlight=False, quiet=launch.process_index() > 0)
 
 
 @contextmanager

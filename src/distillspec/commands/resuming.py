@@ -109,15 +109,8 @@ def _own_changes(stored: StoredRun, settings: Train) -> dict[str, tuple[Any, Any
     }
 
 
-def go_back(
-    run: Run,
-    draft: TransformersModel,
-    state: State,
-    settings: Train,
-    earlier: Earlier,
-    judge: Judge | None,
-) -> None:
-    """Go back to the newest checkpoint, in weights, state, metrics and evaluations.
+def load_newest(draft: TransformersModel, state: State, settings: Train) -> None:
+    """Go back to the newest checkpoint, in weights and state.
 
     Raises:
         UserError: the checkpoint cannot be used.
@@ -126,8 +119,12 @@ def go_back(
     if newest is None:
         raise UserError(f"{settings.out}: its checkpoints are gone")
     checkpoint.load(newest, draft, state, allow=settings.allow_change)
+
+
+def go_back(run: Run, state: State, earlier: Earlier, judge: Judge | None) -> None:
+    """Go back to a state that was loaded, in metrics and evaluations."""
     run.rewind(state.step)
-    rows = read_run(settings.out).metrics
+    rows = read_run(run.folder).metrics
     tests = [row for row in rows if "evaluation" in row]
     if judge is not None and judge.evaluations:  # begun anew
         steps = [row for row in rows if "evaluation" not in row]

@@ -59,7 +59,13 @@ class Train:
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
     """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw)."""
     batch_size: int = 32
-    """Sequences per update (the paper's, Appendix B)."""
+    """Sequences per update, of all processes together (the paper's, Appendix B)."""
+    rows_at_once: int | None = None
+    """Sequences per pass with gradient, at most, in each process: fewer take less memory and change
+    nothing else (gradient accumulation); leave out for all at once."""
+    gradient_checkpointing: bool = False
+    """Compute the draft's activations again in the backward pass instead of keeping them: less
+    memory, more time. Sampling is as fast as without."""
     warmup: float = 0.02
     """Share of the run in which the learning rate rises linearly (the paper, Appendix B: 5k of 300k
     steps, 0.017)."""

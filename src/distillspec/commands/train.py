@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,11 +20,12 @@ from distillspec.commands.pairs import (
     examples,
     load_both,
     load_model,
+    own_device,
     training_rows,
 )
 from distillspec.commands.plans import distill_recipe, sft_recipe
 from distillspec.commands.progress import console, training_bar
-from distillspec.commands.resuming import CHECKPOINTS, earlier_run, go_back
+from distillspec.commands.resuming import CHECKPOINTS, Earlier, earlier_run, go_back, load_newest
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.commands.trackers import check_tracker, tracked
 from distillspec.errors import UserError
@@ -35,10 +38,11 @@ from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.checks import NotFiniteError
 from distillspec.training.data import Batches
-from distillspec.training.distill import Step, check_reference, distill
+from distillspec.training.distill import Step, check_cut, check_reference, distill
 from distillspec.training.interrupts import handled
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.offline_loss import check_offline
+from distillspec.training.processes import Main, Processes, launched
 from distillspec.training.randomness import derived
 from distillspec.training.recipes import Recipe
 from distillspec.training.state import State, check_run
@@ -46,72 +50,114 @@ from distillspec.training.state import State, check_run
 
 def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
-    _check(settings)
-    return _without_target("sft", sft_recipe(settings), settings, None)
+    with launched() as processes:
+        with processes.together():
+            _check(settings)
+            recipe = sft_recipe(settings)
+        return _without_target("sft", recipe, settings, None, processes)
 
 
 def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
-    _check(settings)
-    at_least(1, settings, "gamma")
-    if settings.patience is not None:
-        at_least(1, settings, "patience")
-        if settings.held_out is None:
-            raise UserError("--patience needs --held-out: prompts on which something could move")
-    recipe = distill_recipe(settings)
-    if settings.cache is not None:
-        return _without_target("distill", recipe, settings, offline_target(settings))
-    if settings.target is None:
-        raise UserError("--target is missing: give a model, or --cache with what one said")
-    serving = served(settings)
-    rows = training_rows(settings)
-    held_rows = held_out_rows(rows, settings.held_out)
-    target, draft = load_both(settings.target, settings.draft, device=settings.device)
-    data = examples(draft.tokenizer, rows)
-    for model in (target, draft):
-        check_fit(model, rows, data)
-    _adapt(draft, settings)
-    batches = Batches(data, recipe.batch_size)
-    reference = None
-    if settings.reference is not None:
-        reference = load_model(settings.reference, device=settings.device)
-    state = State(draft, batches, recipe, seed=settings.seed, target=target, reference=reference)
-    check_run(target, draft, batches, recipe, state)
-    check_reference(recipe, draft, reference)
-    earlier = earlier_run(state, settings)
-    run = _open("distill", draft, state, settings)
-    judge = judge_of(target, draft, held_rows, serving, run, settings, earlier)
-    if earlier is not None:
-        go_back(run, draft, state, settings, earlier, judge)
+    with launched() as processes:
+        with processes.together():
+            _check(settings)
+            at_least(1, settings, "gamma")
+            if settings.patience is not None:
+                at_least(1, settings, "patience")
+                if settings.held_out is None:
+                    raise UserError(
+                        "--patience needs --held-out: prompts on which something could move"
+                    )
+            recipe = distill_recipe(settings)
+            offline = None if settings.cache is None else offline_target(settings)
+            if offline is None and settings.target is None:
+                raise UserError("--target is missing: give a model, or --cache with what one said")
+        if offline is None:
+            return _with_target(recipe, settings, processes)
+        return _without_target("distill", recipe, settings, offline, processes)
+
+
+def _with_target(recipe: Recipe, settings: Distill, processes: Processes) -> dict[str, Any]:
+    """Train a draft toward a target that is here."""
+    with processes.together():
+        serving = served(settings)
+        rows = training_rows(settings)
+        held_rows = held_out_rows(rows, settings.held_out)
+        device = own_device(processes, settings.device)
+        target, draft = load_both(str(settings.target), settings.draft, device=device)
+        data = examples(draft.tokenizer, rows)
+        for model in (target, draft):
+            check_fit(model, rows, data)
+        _adapt(draft, settings)
+        batches = Batches(data, recipe.batch_size)
+        reference = None
+        if settings.reference is not None:
+            reference = load_model(settings.reference, device=device)
+        state = State(
+            draft, batches, recipe, seed=settings.seed, target=target, reference=reference
+        )
+        check_run(target, draft, batches, recipe, state)
+        check_reference(recipe, draft, reference)
+        check_cut(recipe, settings.rows_at_once, processes)
+        earlier = earlier_run(state, settings)
+
+    def begin() -> Record:
+        run = _open("distill", draft, state, settings)
+        judge = judge_of(target, draft, held_rows, serving, run, settings, earlier)
+        return Record(run, judge)
+
+    record = Main.of(processes, begin)
     steps = distill(
-        target, draft, batches, recipe, state=state, cache=HiddenCache(), reference=reference
+        target,
+        draft,
+        batches,
+        recipe,
+        state=state,
+        cache=HiddenCache(),
+        reference=reference,
+        rows_at_once=settings.rows_at_once,
+        recompute=settings.gradient_checkpointing,
+        processes=processes,
     )
-    with tracked(run, settings, state.run):
-        return _train(steps, draft, state, run, rows, settings, judge)
+    return _train(steps, draft, state, record, rows, settings, earlier)
 
 
 def _without_target(
-    verb: str, recipe: Recipe, settings: Train, offline: OfflineTarget | None
+    verb: str,
+    recipe: Recipe,
+    settings: Train,
+    offline: OfflineTarget | None,
+    processes: Processes,
 ) -> dict[str, Any]:
     """Train a draft on fixed data, with no target but what one said."""
-    rows = training_rows(settings)
-    draft = load_model(settings.draft, device=settings.device)
-    data = examples(draft.tokenizer, rows)
-    check_fit(draft, rows, data)
-    _adapt(draft, settings)
-    batches = Batches(data, recipe.batch_size)
-    state = State(draft, batches, recipe, seed=settings.seed, target=offline)
-    if offline is None:
-        check_run(None, draft, batches, recipe, state)
-    else:
-        check_offline(offline, draft, batches, recipe)
-    earlier = earlier_run(state, settings)
-    run = _open(verb, draft, state, settings)
-    if earlier is not None:
-        go_back(run, draft, state, settings, earlier, None)
-    steps = distill(None, draft, batches, recipe, state=state, offline=offline)
-    with tracked(run, settings, state.run):
-        return _train(steps, draft, state, run, rows, settings, None)
+    with processes.together():
+        rows = training_rows(settings)
+        draft = load_model(settings.draft, device=own_device(processes, settings.device))
+        data = examples(draft.tokenizer, rows)
+        check_fit(draft, rows, data)
+        _adapt(draft, settings)
+        batches = Batches(data, recipe.batch_size)
+        state = State(draft, batches, recipe, seed=settings.seed, target=offline)
+        if offline is None:
+            check_run(None, draft, batches, recipe, state)
+        else:
+            check_offline(offline, draft, batches, recipe)
+        check_cut(recipe, settings.rows_at_once, processes)
+        earlier = earlier_run(state, settings)
+    record = Main.of(processes, lambda: Record(_open(verb, draft, state, settings), None))
+    steps = distill(
+        None,
+        draft,
+        batches,
+        recipe,
+        state=state,
+        offline=offline,
+        rows_at_once=settings.rows_at_once,
+        recompute=settings.gradient_checkpointing,
+        processes=processes,
+    )
+    return _train(steps, draft, state, record, rows, settings, earlier)
 
 
 def _check(settings: Train) -> None:
@@ -145,47 +191,86 @@ def _open(verb: str, draft: TransformersModel, state: State, settings: Train) ->
     )
 
 
+class Record:
+    """What the main process keeps of a run."""
+
+    def __init__(self, run: Run, judge: Judge | None) -> None:
+        """Take the open run directory, and who evaluates the draft, if anyone does."""
+        self.run = run
+        self.judge = judge
+        self.totals = Totals()
+        self.saved = time.monotonic()
+        """When the last checkpoint was due, or the run began."""
+
+    @property
+    def best(self) -> tuple[int, ...]:
+        """The step of the best draft so far, if anyone can tell."""
+        return () if self.judge is None else (self.judge.best.step,)
+
+
 def _train(
     steps: Iterator[Step],
     draft: TransformersModel,
     state: State,
-    run: Run,
+    record: Main[Record],
     rows: Sequence[Row],
     settings: Train,
-    judge: Judge | None,
+    earlier: Earlier | None,
 ) -> dict[str, Any]:
     """Train until the budget is spent, nothing moves or Ctrl-C, and write what came of it."""
-    checkpoints = settings.out / CHECKPOINTS
-    totals = Totals(read_run(settings.out).metrics)
     try:
-        stopped = _loop(steps, draft, state, run, totals, settings, judge)
-        if state.step == 0:
-            raise UserError(
-                "no update was made: the budget was spent, or interrupted, before the first"
+        if earlier is not None:
+            with record.processes.together():
+                load_newest(draft, state, settings)
+            record.told(lambda r: go_back(r.run, state, earlier, r.judge))
+        record.told(lambda r: r.totals.take(read_run(settings.out).metrics))
+        with ExitStack() as following:
+            record.told(lambda r: following.enter_context(tracked(r.run, settings, state.run)))
+            stopped = _loop(steps, draft, state, record, settings)
+            if state.step == 0:
+                raise UserError(
+                    "no update was made: the budget was spent, or interrupted, before the first"
+                )
+            last = settings.out / CHECKPOINTS / f"step-{state.step}"
+            if record.told(lambda _: checkpoint.newest(last.parent) != last):
+                _save(draft, state, record, settings)
+            return record.told(
+                lambda r: _finish(draft, state, r, settings, stopped, record.processes)
             )
-        if checkpoint.newest(checkpoints) != checkpoints / f"step-{state.step}":
-            _save(draft, state, settings, judge)
-        result = {
-            "steps": state.step,
-            "loss": totals.loss,
-            "out": _write_draft(draft, state, settings),
-            "seconds": totals.seconds,
-            "tokens": totals.tokens,
-            "training_acceptance": totals.acceptance,
-            "sources": totals.sources,
-            "interrupted": stopped == "interrupted",
-            "stopped": stopped,
-        }
-        run.write_json(RESULT, result)
-        if judge is not None:
-            result |= _judged(judge, draft, state, settings)
-            run.write_json(RESULT, result)
     except NotFiniteError as error:
         names = ", ".join(rows[i].id for i in error.indices)
         raise UserError(f"{error}; in --prompts they are {names}; {_left(settings)}") from error
     except OSError as error:
         reason = f"cannot write {error.filename or settings.out}: {error.strerror or error}"
         raise UserError(f"{settings.out}: {reason}; {_left(settings)}") from error
+
+
+def _finish(
+    draft: TransformersModel,
+    state: State,
+    record: Record,
+    settings: Train,
+    stopped: str,
+    processes: Processes,
+) -> dict[str, Any]:
+    """Write the draft and the result."""
+    totals = record.totals
+    result = {
+        "steps": state.step,
+        "loss": totals.loss,
+        "out": _write_draft(draft, state, settings),
+        "seconds": totals.seconds,
+        "tokens": totals.tokens,
+        "training_acceptance": totals.acceptance,
+        "sources": totals.sources,
+        "processes": processes.count,
+        "interrupted": stopped == "interrupted",
+        "stopped": stopped,
+    }
+    record.run.write_json(RESULT, result)
+    if record.judge is not None:
+        result |= _judged(record.judge, draft, state, settings)
+        record.run.write_json(RESULT, result)
     return result
 
 
@@ -193,32 +278,48 @@ def _loop(
     steps: Iterator[Step],
     draft: TransformersModel,
     state: State,
-    run: Run,
-    totals: Totals,
+    record: Main[Record],
     settings: Train,
-    judge: Judge | None,
 ) -> str:
     """Make the steps; return why they ended: budget, patience, or interrupted."""
-    saved = time.monotonic()
     asked = _Stop()
     with training_bar("training") as show, handled(asked):
-        while _share(state, settings) < 1 and not asked.stop:
-            if judge is not None and judge.tired:
-                return "patience"
+        while True:
+            # A scheduler may tell one process only.
+            (wishes,) = record.processes.sums(asked.stop)
+            ended = record.told(partial(_ended, state, settings, wishes > 0))
+            if ended is not None:
+                return ended
             step = next(steps)
-            row = metrics_row(step, state.seconds)
-            run.log(row)
-            totals.add(row)
-            show(_share(state, settings), figures(step))
-            better = (
-                judge is not None
-                and judge.due(state.seconds)
-                and judge.look(state.step, state.seconds)
-            )
-            if better or time.monotonic() - saved > 60 * settings.save_every:
-                _save(draft, state, settings, judge)
-                saved = time.monotonic()
-    return "interrupted" if _share(state, settings) < 1 else "budget"
+            if record.told(partial(_note, step, state, settings, show)):
+                _save(draft, state, record, settings)
+
+
+def _ended(state: State, settings: Train, wished: bool, record: Record) -> str | None:
+    """Say why the run is at its end, None if it is not."""
+    if _share(state, settings) >= 1:
+        return "budget"
+    if wished:
+        return "interrupted"
+    return "patience" if record.judge is not None and record.judge.tired else None
+
+
+def _note(
+    step: Step, state: State, settings: Train, show: Callable[[float, str], None], record: Record
+) -> bool:
+    """Log a step, evaluate the draft where that is due; say whether to save it."""
+    row = metrics_row(step, state.seconds)
+    record.run.log(row)
+    record.totals.add(row)
+    show(_share(state, settings), figures(step))
+    judge = record.judge
+    better = (
+        judge is not None and judge.due(state.seconds) and judge.look(state.step, state.seconds)
+    )
+    if better or time.monotonic() - record.saved > 60 * settings.save_every:
+        record.saved = time.monotonic()
+        return True
+    return False
 
 
 class _Stop:
@@ -234,11 +335,16 @@ class _Stop:
         console().print("ending after this step; once more ends at once, without saving")
 
 
-def _save(draft: TransformersModel, state: State, settings: Train, judge: Judge | None) -> None:
+def _save(draft: TransformersModel, state: State, record: Main[Record], settings: Train) -> None:
     """Write a checkpoint; the best by evaluation stays beside the newest."""
-    best = () if judge is None else (judge.best.step,)
-    folder = settings.out / CHECKPOINTS
-    checkpoint.save(folder, draft, state, keep=settings.keep, spare=best)
+    checkpoint.save(
+        settings.out / CHECKPOINTS,
+        draft,
+        state,
+        keep=settings.keep,
+        spare=record.told(lambda r: r.best),
+        processes=record.processes,
+    )
 
 
 def _write_draft(draft: TransformersModel, state: State, settings: Train) -> str:

@@ -34,6 +34,12 @@ class Batch:
         """Completion lengths in tokens; their sum is the N of `LanguageModel.hidden`."""
         return tuple(len(completion) for completion in self.completions)
 
+    def part(self, rows: Sequence[int]) -> Batch:
+        """Return some of the rows, in the order asked."""
+        return Batch(
+            tuple(self.prompts[row] for row in rows), tuple(self.completions[row] for row in rows)
+        )
+
 
 class Session(Protocol):
     """A batch of B sequences part-way, on one model."""

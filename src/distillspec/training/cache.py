@@ -57,10 +57,7 @@ class HiddenCache:
         """
         missing = [row for row, i in enumerate(indices) if i not in self._states]
         if missing:
-            new = Batch(
-                tuple(batch.prompts[row] for row in missing),
-                tuple(batch.completions[row] for row in missing),
-            )
+            new = batch.part(missing)
             states = torch.split(states_of(target, new).to(self.dtype), list(new.lengths))
             self._states |= {
                 # Cloned: a view would keep the whole batch alive.

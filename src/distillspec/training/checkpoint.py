@@ -29,6 +29,7 @@ from torch import Tensor
 from distillspec.errors import UserError
 from distillspec.files import flush
 from distillspec.models.protocol import LanguageModel
+from distillspec.training.processes import ALONE, Processes
 from distillspec.training.state import State
 
 WEIGHTS, MOMENTS, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
@@ -41,7 +42,13 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 def save(
-    folder: Path, draft: LanguageModel, state: State, *, keep: int, spare: Collection[int] = ()
+    folder: Path,
+    draft: LanguageModel,
+    state: State,
+    *,
+    keep: int,
+    spare: Collection[int] = (),
+    processes: Processes = ALONE,
 ) -> Path:
     """Write the draft and the state of its run as `folder/step-N`.
 
@@ -51,6 +58,7 @@ def save(
         state: Its run.
         keep: How many checkpoints stay, the newest by number, at least 1.
         spare: Steps whose checkpoints stay besides, such as the best.
+        processes: Who trains it: all of them call this, and the main one writes.
 
     Returns:
         The checkpoint's own folder.
@@ -62,22 +70,35 @@ def save(
     if keep < 1:
         raise ValueError(f"at least one checkpoint must stay, got keep={keep}")
     final = folder / f"step-{state.step}"
+    tensors, plain = _parts(state, processes)
+    processes.told(lambda: _write(final, draft, state, tensors, plain))
+    processes.told(lambda: _rotate(folder, state, keep, spare))
+    return final
+
+
+def _write(
+    final: Path,
+    draft: LanguageModel,
+    state: State,
+    tensors: dict[str, Tensor],
+    plain: Mapping[str, Any],
+) -> None:
     if final.exists():
         raise UserError(f"{final} exists already; resume from it or choose another folder")
-    _check_own(folder, state)
-    tensors, plain = _parts(state)
-    own = {id(parameter) for parameter in state.parameters}
-    trained = {name: p for name, p in draft.module.named_parameters() if id(p) in own}
-    _check_finite(final, {**trained, **tensors})
+    _check_own(final.parent, state)
+    weights = dict(draft.module.named_parameters())
+    _check_finite(final, {**{name: weights[name] for name in state.names}, **tensors})
     with whole(final, state.run) as partial:
         save_model(draft.module, str(partial / WEIGHTS))
         save_file(tensors, str(partial / MOMENTS))
         (partial / STATE).write_text(json.dumps(plain, indent=2), encoding="utf-8")
+
+
+def _rotate(folder: Path, state: State, keep: int, spare: Collection[int]) -> None:
     with _writing(folder):
         for step, old in _numbered(folder)[:-keep]:
             if step not in spare:
                 remove(old, state.run)
-    return final
 
 
 def newest(folder: Path) -> Path | None:
@@ -181,12 +202,12 @@ def _aside(final: Path, owner: str) -> Path:
     return final.with_name(f"{final.name}.{owner}.partial")
 
 
-def _parts(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _parts(state: State, processes: Processes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Take a state apart into named tensors and what JSON holds."""
     plain = {"format": _FORMAT, **state.state_dict()}
     optimizer = plain["optimizer"]
     tensors = {
-        f"{number}.{name}": tensor.contiguous()
+        f"{number}.{name}": processes.whole(tensor).contiguous()
         for number, moments in optimizer["state"].items()
         for name, tensor in moments.items()
     }

@@ -102,6 +102,41 @@ class Batches:
         return total.hexdigest()
 
 
+@dataclass(frozen=True)
+class Part:
+    """The rows of a step's batch that go through one pass of one process."""
+
+    rows: range
+    """Their places in the batch, at least one."""
+    counts: bool
+    """False for a row that another pass counts: it is there so that all processes make the same
+    number of passes, which those that share weights must."""
+
+
+def parts_of(
+    count: int, processes: int = 1, index: int = 0, *, rows_at_once: int | None = None
+) -> list[Part]:
+    """Cut a batch into contiguous shares, one a process, and the share of one into parts.
+
+    Args:
+        count: Rows in the batch, at least one.
+        processes: How many share it.
+        index: Whose parts are asked for.
+        rows_at_once: Rows in a part, at most; None for a whole share.
+    """
+    share = _cut(range(count), processes)[index]
+    most = -(-count // processes)
+    passes = 1 if rows_at_once is None else -(-most // rows_at_once)
+    spare = (share or range(count))[-1:]
+    return [Part(rows or spare, bool(rows)) for rows in _cut(share, passes)]
+
+
+def _cut(rows: range, pieces: int) -> list[range]:
+    """Cut into contiguous pieces whose sizes differ by one at most."""
+    edges = [len(rows) * i // pieces for i in range(pieces + 1)]
+    return [rows[edges[i] : edges[i + 1]] for i in range(pieces)]
+
+
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Switch every submodule to eval mode and give each its own mode back afterwards."""

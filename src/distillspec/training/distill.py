@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,34 +22,17 @@ from torch import Tensor
 from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.models.vocabulary import check_same
-from distillspec.training.cache import HiddenCache, states_of
+from distillspec.training.cache import HiddenCache
 from distillspec.training.checks import NotFiniteError, finite
-from distillspec.training.data import Batches, rollout
-from distillspec.training.losses import DistillationLoss, position_weights
+from distillspec.training.data import Batches, Part, parts_of, rollout
 from distillspec.training.offline import OfflineTarget
-from distillspec.training.offline_loss import OfflineLoss, check_offline, packed
-from distillspec.training.randomness import generator, seeded_dropout, uniform
+from distillspec.training.offline_loss import check_offline
+from distillspec.training.passes import Pass, Witness, add_gradients
+from distillspec.training.processes import ALONE, Processes
+from distillspec.training.randomness import generator, uniform
 from distillspec.training.recipes import Recipe, Source
 from distillspec.training.state import State, check_run, only
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Where a step's time went."""
-
-    rollout: float
-    """Sampling the completions; next to nothing for fixed data."""
-    target: float
-    """The target's pass over the completions, without its output layer."""
-    draft: float
-    """The draft's pass, both output layers, the divergence and the gradient."""
-    optimizer: float
-    """The update."""
-
-    @property
-    def total(self) -> float:
-        """All parts together."""
-        return self.rollout + self.target + self.draft + self.optimizer
+from distillspec.training.timing import Laps, Seconds
 
 
 @dataclass(frozen=True)
@@ -63,13 +48,13 @@ class Step:
     accepted: float | None
     """Σ over `tokens` positions of Σ_v min(p, q); None where no target was asked."""
     tokens: int
-    """Completion tokens in the batch."""
+    """Completion tokens in the batch, of all processes."""
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
     """As applied."""
     seconds: Seconds
-    """Where the time went."""
+    """Where the time went, in this process."""
 
     @property
     def expected_acceptance(self) -> float | None:
@@ -90,12 +75,18 @@ def distill(
     cache: HiddenCache | None = None,
     reference: LanguageModel | None = None,
     offline: OfflineTarget | None = None,
+    rows_at_once: int | None = None,
+    recompute: bool = False,
+    processes: Processes = ALONE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
     """Train the draft toward the target, one update per step, without end.
 
     The draft trains in the mode it is in. Models load in eval mode, which is the paper's dropout
     of 0; call `draft.module.train()` to train with the dropout of its configuration.
+
+    How a step is cut, into passes or over processes, changes no more of it than rounding (and the
+    masks of dropout).
 
     Args:
         target: The model to agree with, left as it is; None if the recipe needs none.
@@ -106,6 +97,11 @@ def distill(
         cache: Keeps the target's states of fixed data from epoch to epoch; None not to.
         reference: A draft distilled before, for a recipe that selects tokens; None for others.
         offline: What a target said of the fixed data, kept on disk; then `target` is None.
+        rows_at_once: Sequences whose gradients are computed in one pass, at most; None for all
+            that this process has.
+        recompute: Whether activations are computed again in the backward pass instead of kept
+            (gradient checkpointing).
+        processes: Who trains; each calls this with the same arguments, on its own device.
         clock: Reads seconds.
 
     Yields:
@@ -123,66 +119,60 @@ def distill(
     else:
         check_offline(offline, draft, batches, recipe)
     check_reference(recipe, draft, reference)
-    hard = recipe.divergence.name == "cross_entropy"
-    judge = None if hard else target
-    # With the target's normalisers at hand its logits outside the draft's head are not needed.
-    narrow = cache is not None and DistillationLoss.takes_normalisers(draft, recipe.divergence)
-    kept = draft.kept if narrow else None
-    loss_of: DistillationLoss | OfflineLoss
-    if offline is not None:
-        loss_of = OfflineLoss(draft, recipe.divergence, precision=recipe.precision)
-    else:
-        loss_of = DistillationLoss(
-            draft,
-            recipe.divergence,
-            target_head=None if judge is None else judge.head,
-            precision=recipe.precision,
-            reference=reference,
-            kept_head=None if kept is None or judge is None else judge.head_at(kept),
-        )
+    check_cut(recipe, rows_at_once, processes)
+    witness = Witness.of(target, draft, recipe, cache, offline)
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
-        while True:
-            laps = _Laps(clock, draft.device)
-            indices = batches.at(state.step, state.seed)
-            source = recipe.mixture.source(uniform(state.seed, "source", state.step))
-            batch, decoded = _complete(target, draft, batches, indices, source, state)
-            laps.end("rollout")
+        trained = processes.trained(draft, state)
+        loss_of = processes.wrapped(witness.loss(trained, recipe, reference), state)
+        with _recomputing(trained) if recompute else nullcontext():
+            while True:
+                laps = Laps(clock, draft.device)
+                indices = batches.at(state.step, state.seed)
+                source = recipe.mixture.source(uniform(state.seed, "source", state.step))
+                parts = parts_of(
+                    len(indices), processes.count, processes.index, rows_at_once=rows_at_once
+                )
+                passes = _complete(target, draft, batches, indices, parts, source, state)
+                laps.end("rollout")
 
-            hidden = log_z = None
-            if offline is not None:
-                hidden = packed(offline.known(batch))
-            elif judge is not None and source == "fixed" and cache is not None:
-                hidden = cache.states(judge, indices, batch)
-                log_z = None if kept is None else cache.normalisers(judge, indices)
-            elif judge is not None:
-                hidden = states_of(judge, batch) if decoded is None else decoded
-            laps.end("target")
+                sums = add_gradients(
+                    passes, source, loss_of, witness, trained, state, processes, laps
+                )
+                norm = processes.clip(state.parameters, recipe.clip or math.inf)
+                _check_finite(state, indices, source, sums.loss, norm)
+                laps.end("draft")
 
-            weights = position_weights(
-                batch.lengths, recipe.reduction, _emittable(draft, batch) if hard else None
-            )
-            with seeded_dropout(draft.device, state.seed, "dropout", state.step):
-                value, accepted = loss_of(batch, weights, hidden, log_z)
-            value.backward()
-            loss = float(value.detach())
-            norm = torch.nn.utils.clip_grad_norm_(state.parameters, recipe.clip or math.inf)
-            _check_finite(state, indices, source, loss, float(norm))
-            laps.end("draft")
+                rate = state.update(processes.told(partial(_so_far, state, laps)))
+                processes.bring_home(trained, draft)
+                laps.end("optimizer")
+                state.seconds = _so_far(state, laps)
+                yield Step(
+                    step=state.step,
+                    source=source,
+                    loss=sums.loss,
+                    accepted=None if witness.silent else sums.accepted,
+                    tokens=sums.tokens,
+                    gradient_norm=norm,
+                    learning_rate=rate,
+                    seconds=laps.seconds,
+                )
 
-            rate = state.update(state.seconds + laps.total)
-            laps.end("optimizer")
-            state.seconds += laps.total
-            yield Step(
-                step=state.step,
-                source=source,
-                loss=loss,
-                accepted=None if accepted is None else float(accepted),
-                tokens=sum(batch.lengths),
-                gradient_norm=float(norm),
-                learning_rate=rate,
-                seconds=Seconds(**laps.parts),
-            )
+
+def check_cut(recipe: Recipe, rows_at_once: int | None, processes: Processes = ALONE) -> None:
+    """Refuse to cut a step that can only be made whole.
+
+    Raises:
+        UserError: that, or a pass without a row.
+    """
+    if rows_at_once is not None and rows_at_once < 1:
+        raise UserError(f"rows_at_once {rows_at_once}: expected a whole number of at least 1")
+    whole = rows_at_once is None or rows_at_once >= recipe.batch_size
+    if recipe.divergence.fraction is not None and not (whole and processes.count == 1):
+        raise UserError(
+            f"{recipe.divergence} picks among all tokens of a step, which one process must see in "
+            "one pass: leave out rows_at_once, and train in one process"
+        )
 
 
 def check_reference(recipe: Recipe, draft: LanguageModel, reference: LanguageModel | None) -> None:
@@ -218,48 +208,63 @@ def _complete(
     draft: LanguageModel,
     batches: Batches,
     indices: tuple[int, ...],
+    parts: Sequence[Part],
     source: Source,
     state: State,
-) -> tuple[Batch, Tensor | None]:
-    """Put completions from `source` to the examples' prompts.
-
-    Returns:
-        The batch, and the target's [N, H] states if the target wrote it: decoding has computed
-        them, so that target data costs no second pass.
-    """
-    examples = [batches.examples[i] for i in indices]
+) -> list[Pass]:
+    """Put completions from `source` to the prompts of one process's rows, all at once."""
+    start, stop = parts[0].rows.start, parts[0].rows.stop
+    for part in parts:
+        start, stop = min(start, part.rows.start), max(stop, part.rows.stop)
+    examples = [batches.examples[i] for i in indices[start:stop]]
     prompts = tuple(example.prompt for example in examples)
+    decoded: list[Tensor] | None = None
     if source == "fixed":
-        fixed = tuple(e.completion for e in examples if e.completion is not None)
-        return Batch(prompts, fixed), None
-    by_target = source == "target"
-    writer = target if by_target else draft
-    if writer is None:
-        raise ValueError("target data without a target")
-    gamma = state.recipe.target_gamma if by_target else 0
-    outputs = rollout(
-        writer,
-        prompts,
-        ahead=draft if gamma else None,
-        gamma=gamma,
-        max_new_tokens=state.recipe.max_new_tokens,
-        stop=(draft if target is None else target).eos_ids,
-        generators=[
-            generator(state.seed, "rollout", state.step, row) for row in range(len(prompts))
-        ],
-    )
-    batch = Batch(prompts, tuple(torch.tensor(output.ids, dtype=torch.int64) for output in outputs))
-    return batch, torch.cat([output.states for output in outputs]) if by_target else None
+        completions = tuple(e.completion for e in examples if e.completion is not None)
+    else:
+        by_target = source == "target"
+        writer = target if by_target else draft
+        if writer is None:
+            raise ValueError("target data without a target")
+        gamma = state.recipe.target_gamma if by_target else 0
+        outputs = rollout(
+            writer,
+            prompts,
+            ahead=draft if gamma else None,
+            gamma=gamma,
+            max_new_tokens=state.recipe.max_new_tokens,
+            stop=(draft if target is None else target).eos_ids,
+            # By a row's place in the whole batch: who else is in the share changes nothing.
+            generators=[
+                generator(state.seed, "rollout", state.step, row) for row in range(start, stop)
+            ],
+        )
+        completions = tuple(torch.tensor(output.ids, dtype=torch.int64) for output in outputs)
+        if by_target:
+            decoded = [output.states for output in outputs]
+    batch = Batch(prompts, completions)
+    return [
+        Pass(
+            batch.part([row - start for row in part.rows]),
+            tuple(indices[row] for row in part.rows),
+            part.rows.start,
+            part.counts,
+            None if decoded is None else torch.cat([decoded[row - start] for row in part.rows]),
+        )
+        for part in parts
+    ]
 
 
-def _emittable(draft: LanguageModel, batch: Batch) -> Tensor | None:
-    """Return [N] bool: the labels that the draft's trimmed head has; None if it has all.
+def _recomputing(draft: LanguageModel) -> AbstractContextManager[None]:
+    # Imported where it is asked for: transformers takes seconds, and a table needs none of it.
+    from distillspec.models.recompute import recomputing
 
-    −log q of any other label is infinite whatever the draft does: it cannot be learned.
-    """
-    if draft.kept is None:
-        return None
-    return torch.isin(torch.cat(batch.completions), draft.kept.cpu())
+    return recomputing(draft.module, draft.name)
+
+
+def _so_far(state: State, laps: Laps) -> float:
+    """Return the seconds trained, the step at hand included."""
+    return state.seconds + laps.seconds.total
 
 
 def _check_finite(
@@ -270,26 +275,3 @@ def _check_finite(
     except NotFiniteError:
         state.optimizer.zero_grad(set_to_none=True)
         raise
-
-
-class _Laps:
-    """Splits a step's time into parts."""
-
-    def __init__(self, clock: Callable[[], float], device: torch.device) -> None:
-        self.parts: dict[str, float] = {}
-        self._clock = clock
-        self._device = device
-        self._last = clock()
-
-    def end(self, part: str) -> None:
-        """Give the time since the last end to `part`."""
-        if self._device.type == "cuda":
-            # Kernels run after the call that launches them has returned.
-            torch.cuda.synchronize(self._device)
-        now = self._clock()
-        self.parts[part] = now - self._last
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -230,30 +231,56 @@ def of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
     return pairs.jsd_of(pair, divergence.beta)
 
 
+def counting(lengths: Sequence[int], reduction: Reduction, counted: Tensor | None = None) -> int:
+    """Return what the sum over positions is divided by, once for all parts of a step.
+
+    Args:
+        lengths: As in `position_weights`.
+        reduction: Of `sequence_mean` the sequences with a position that counts, of `token_mean`
+            the positions that count.
+        counted: As in `position_weights`.
+    """
+    marks = [True] * sum(lengths) if counted is None else counted.tolist()
+    if reduction == "token_mean":
+        return sum(marks)
+    ends = list(accumulate(lengths))
+    return sum(any(marks[end - n : end]) for end, n in zip(ends, lengths, strict=True))
+
+
 def position_weights(
-    lengths: Sequence[int], reduction: Reduction, counted: Tensor | None = None
+    lengths: Sequence[int],
+    reduction: Reduction,
+    counted: Tensor | None = None,
+    *,
+    total: float | None = None,
 ) -> Tensor:
     """Return what each position counts, so that Σ weights · values is the reduced loss.
+
+    Where the B sequences are a part of a step, the parts' sums add up to it: a mean of the parts'
+    means would weigh a token more the shorter its part is (trl#4719).
 
     Args:
         lengths: Completion lengths of the B sequences, in tokens.
         reduction: `sequence_mean` (Eq. 2): 1 / (B · length); `token_mean`: 1 / N.
         counted: [N] bool, the positions that count; None for all. A sequence without any is
             left out of B.
+        total: The whole step's B or N, the sum of its parts' `counting`; None for that of these
+            sequences.
 
     Returns:
-        [N] float64 that add up to 1.
+        [N] float64 that add up to 1, those of a part to less.
 
     Raises:
         ValueError: if no position counts.
     """
+    total = counting(lengths, reduction, counted) if total is None else total
+    if total == 0:
+        raise ValueError("no position counts: the mean over none is not defined")
     owner = torch.repeat_interleave(torch.tensor(lengths))  # [N] the sequence of each position
     weights = torch.ones(len(owner), dtype=torch.float64)
     if counted is not None:
         weights = weights * counted.cpu()
-    if not bool(weights.any()):
-        raise ValueError("no position counts: the mean over none is not defined")
     if reduction == "sequence_mean":
-        totals = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, owner, weights)
-        weights = weights / totals.clamp(min=1)[owner]
-    return weights / weights.sum()
+        sizes = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, owner, weights)
+        weights = weights / sizes.clamp(min=1)[owner]
+    return weights / total

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
@@ -64,6 +64,9 @@ class State:
         self.seconds = 0.0
         """Time spent in steps so far; what the caller does between steps does not count."""
         self.parameters = trainable(draft.module, recipe.frozen)
+        chosen = {id(parameter) for parameter in self.parameters}
+        self.names = [n for n, p in draft.module.named_parameters() if id(p) in chosen]
+        """What the draft calls them, whose weights they are wherever these are."""
         self.optimizer = make_optimizer(recipe.optimizer, self.parameters, recipe.learning_rate)
         self._batches = batches
         self._models = {"target": _fingerprint(target), "reference": _fingerprint(reference)}
@@ -94,6 +97,29 @@ class State:
             self.optimizer.zero_grad(set_to_none=True)
             self.step += 1
         return rate
+
+    def moments(self) -> list[dict[str, Tensor]]:
+        """Return what the optimizer keeps of each parameter, nothing before its first step."""
+        return [dict(self.optimizer.state.get(parameter, {})) for parameter in self.parameters]
+
+    def take_over(
+        self,
+        parameters: Sequence[nn.Parameter],
+        moments: Sequence[Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Train other parameters from now on, one in place of each of the present ones.
+
+        Args:
+            parameters: In the order of the present ones.
+            moments: What the optimizer shall keep of them; None for what it keeps already.
+        """
+        kept = self.moments() if moments is None else moments
+        self.optimizer.state.clear()
+        self.parameters = list(parameters)
+        self.optimizer.param_groups[0]["params"] = self.parameters
+        for parameter, found in zip(self.parameters, kept, strict=True):
+            if found:
+                self.optimizer.state[parameter] = dict(found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the draft's weights, as tensors and plain data."""
