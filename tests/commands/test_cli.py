@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distillspec import cli
-from distillspec.commands import decode, train
+from distillspec.commands import decode, running
 from distillspec.commands import settings as verbs
 from distillspec.convert import show
 from distillspec.models import load, wrap
@@ -137,7 +137,7 @@ def test_measure_stores_a_run_that_report_draws(capsys, tmp_path, pair, prompts)
 
 def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monkeypatch):
     """Ctrl-C ends training as the budget would: the draft is saved and the run can go on."""
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def interrupted(step, seconds):
         if step.step == 3:
@@ -149,13 +149,13 @@ def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monke
         "sft", "--draft", pair[1], "--prompts", prompts, "--out", out, "--steps", 6,
         "--batch-size", 4,
     ]  # fmt: skip
-    monkeypatch.setattr(train, "metrics_row", interrupted)
+    monkeypatch.setattr(running, "metrics_row", interrupted)
     code, found, _ = run(capsys, *arguments)
     assert code == 0
     assert found["interrupted"]
     load(found["out"])
     assert checkpoint.newest(out / "checkpoints").name == "step-3"
-    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(running, "metrics_row", honest)
     code, found, _ = run(capsys, *arguments, "--resume")
     assert code == 0
     assert found["steps"] == 6
@@ -426,7 +426,7 @@ def test_resuming_goes_on_with_the_same_run_or_not_at_all(
         "--held-out", held, "--out", out, "--batch-size", 4, "--steps", 4, "--fixed", 1,
         "--optimizer", "adamw", "--learning-rate", "1e-2", "--max-new-tokens", 8,
     ]  # fmt: skip
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def killed(step, seconds):
         if step.step == 4:
@@ -437,11 +437,11 @@ def test_resuming_goes_on_with_the_same_run_or_not_at_all(
         return save(folder, draft, state, **settings) if state.step == 2 else None
 
     save = checkpoint.save
-    monkeypatch.setattr(train, "metrics_row", killed)
+    monkeypatch.setattr(running, "metrics_row", killed)
     monkeypatch.setattr(checkpoint, "save", first_only)
     with pytest.raises(MemoryError):
         cli.main([*map(str, arguments), "--save-every", "0"])
-    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(running, "metrics_row", honest)
     monkeypatch.setattr(checkpoint, "save", save)
     for flag, value in (("--seed", 5), ("--draft", pair[0])):
         said = refused(capsys, *arguments, "--resume", flag, value)

@@ -14,7 +14,7 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.toy import TableModel
 from distillspec.training.cache import HiddenCache, states_of
-from distillspec.training.data import Batches, Example
+from distillspec.training.data import Batches, Example, parts_of
 from distillspec.training.distill import distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import Divergence, Mixture, Recipe
@@ -274,8 +274,12 @@ def test_target_data_brings_the_states_that_a_pass_would_compute(family, gamma):
     batches = text_data(4, 4)
     plan = recipe(target=1, max_new_tokens=6, target_gamma=gamma)
     state = State(draft, batches, plan, seed=0)
-    batch, decoded = loop._complete(target, draft, batches, (0, 1, 2, 3), "target", state)
-    torch.testing.assert_close(decoded, states_of(target, batch), rtol=1e-4, atol=1e-5)
+    parts = parts_of(4, rows_at_once=3)
+    found = loop._complete(target, draft, batches, (0, 1, 2, 3), parts, "target", state)
+    assert len(found) == 2
+    for one in found:
+        hidden = states_of(target, one.batch)
+        torch.testing.assert_close(one.decoded, hidden, rtol=1e-4, atol=1e-5)
 
 
 def test_seqkd_never_scores_with_the_target(monkeypatch):
