@@ -96,6 +96,15 @@ def test_a_model_is_known_again_wherever_it_lies_and_another_is_not():
     assert len(seen) == 5
 
 
+def test_the_last_value_of_a_large_tensor_is_in_the_fingerprint():
+    """49,152 × 576: in float32 its last place, 28,311,551, rounds to one past the end."""
+    module = torch.nn.Module()
+    module.register_buffer("large", torch.zeros(49152 * 576, dtype=torch.int8))
+    before = fingerprint(module)
+    module.large[-1] = 1
+    assert fingerprint(module) != before
+
+
 def test_scalars_and_empty_tensors_have_fingerprints():
     module = nn.Module()
     module.register_buffer("one", torch.tensor(3))
