@@ -58,7 +58,8 @@ def test_the_moments_are_those_of_the_adapters(capsys, tmp_path, flags):
     run(capsys, "sft", *flags, "--out", tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints" / "step-6"
     with safe_open(folder / "draft.safetensors", framework="pt") as held:
-        sizes = [held.get_slice(n).get_shape() for n in held.keys() if "lora_" in n]  # noqa: SIM118  # no mapping
+        names = held.keys()
+        sizes = [held.get_slice(name).get_shape() for name in names if "lora_" in name]
     moments = load_file(folder / "optimizer.safetensors")
     shapes = [list(value.shape) for name, value in moments.items() if name.endswith("exp_avg")]
     assert sorted(shapes) == sorted(sizes)
