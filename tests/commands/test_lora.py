@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from distillspec.commands import train
 from distillspec.models import load
+from distillspec.models.surgery import keep_layers
 from verbs import WORDS, refused, run, saved, write_rows
 
 
@@ -51,6 +52,19 @@ def test_sft_and_distill_train_adapters_alone_and_write_a_plain_draft(
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses[verb] = [row["loss"] for row in rows]
     assert losses["sft"][-1] < losses["sft"][0]
+
+
+def test_a_trimmed_draft_is_adapted_below_its_head(capsys, tmp_path, pair, flags):
+    kept = torch.arange(0, 48, 2)
+    made = keep_layers(load(pair[0]), [1], kept=kept)
+    made.save(tmp_path / "trimmed")
+    more = ["--target", pair[0], "--max-new-tokens", 6, "--draft", tmp_path / "trimmed"]
+    code, result, _ = run(capsys, "distill", *flags, *more, "--out", tmp_path / "run")
+    assert code == 0
+    before, after = made.module.state_dict(), load(result["out"]).module.state_dict()
+    assert torch.equal(load(result["out"]).kept, made.kept)
+    assert torch.equal(after["lm_head.weight"], before["lm_head.weight"])
+    assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
 def test_the_moments_are_those_of_the_adapters(capsys, tmp_path, flags):
