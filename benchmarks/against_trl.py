@@ -1,9 +1,10 @@
 """An on-policy step of `distillspec distill` against one of TRL's two distillation trainers.
 
     python3 -m venv .venv-trl
-    .venv-trl/bin/pip install torch 'trl==1.16.*' 'transformers==5.24.*' accelerate datasets
+    .venv-trl/bin/pip install -c constraints.txt torch 'trl==1.16.*'
     .venv/bin/python benchmarks/against_trl.py [TARGET [DRAFT [PROMPTS]]] [--dtype bfloat16] ...
 
+The first two lines make the environment with TRL, which is no dependency; `make bench` does too.
 TARGET and DRAFT are folders, hub names or GGUF files, PROMPTS is a prompt file. By default the
 target and the prompts are the demo's and the draft is six of the target's layers, spread evenly,
 with its whole head. Exits 1 when a ratio is missed: GKDTrainer at least 3 times as long a step,
