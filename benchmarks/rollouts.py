@@ -1,8 +1,9 @@
 """What target data costs: decoded with a draft or without, its states reused or computed anew.
 
-    .venv/bin/python benchmarks/rollouts.py TARGET START END PROMPTS [ROWS [TOKENS]]
+    .venv/bin/python benchmarks/rollouts.py [TARGET START END PROMPTS [ROWS [TOKENS]]]
 
-START and END are a draft before and after a training run. ROWS (8) prompts of the file are answered
+START and END are a draft before and after a training run; by default the demo's target, the drafts
+that `make demo` leaves in runs/demo and its prompts. ROWS (8) prompts of the file are answered
 at temperature 1 with at most TOKENS (48) tokens, in batches of 1 and of ROWS, by the target alone
 and by exact speculation with either draft at γ = 1, 2, 3. Then one training step on the answers
 (forward KL, AdamW) is timed with the target's states taken from decoding, and with a target pass of
@@ -15,10 +16,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from distillspec.commands.demo import packaged_target
 from distillspec.commands.pairs import prompt_ids
 from distillspec.decoding import Output, complete
 from distillspec.math.sampling import Sampling
@@ -31,15 +34,21 @@ from distillspec.training.cache import states_of
 from distillspec.training.losses import DistillationLoss, position_weights
 from distillspec.training.recipes import Divergence
 
+DEMO = Path("runs/demo")
 ROUNDS = 5
 
 
-def main() -> None:
+def main() -> int:
     """Time both halves and print two tables."""
-    target, start, end = load_together(sys.argv[1], sys.argv[2:4])
-    count = int(sys.argv[5]) if len(sys.argv) > 5 else 8
-    tokens = int(sys.argv[6]) if len(sys.argv) > 6 else 48
-    rows = read_prompts(sys.argv[4], limit=count)
+    given = sys.argv[1:]
+    names = given[:3] or [packaged_target(), str(DEMO / "before"), str(DEMO / "draft")]
+    if len(given) in (1, 2, 3) or not all(Path(name).is_dir() for name in names[1:]):
+        print("no drafts: run `make demo` first, or give TARGET START END PROMPTS", file=sys.stderr)
+        return 2
+    target, start, end = load_together(names[0], names[1:])
+    count = int(given[4]) if len(given) > 4 else 8
+    tokens = int(given[5]) if len(given) > 5 else 48
+    rows = read_prompts(given[3] if given else "stdlib", limit=count)
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     for batch in sorted({1, len(prompts)}):
         lanes = {"target alone": _lane(target, None, 0, prompts, batch, tokens)}
@@ -61,6 +70,7 @@ def main() -> None:
         "states reused": lambda: step(reused),
     }
     _print("one training step", ways, "own target pass", "tok/s")
+    return 0
 
 
 def _decode(
@@ -135,4 +145,4 @@ def _print(title: str, lanes: dict[str, Callable[[], int]], against: str, unit: 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -79,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         """Stay silent."""
 
+    counted = False
+
     def do_GET(self):
         self.server.headers.append(dict(self.headers))
         if self.path == "/v1/models":
@@ -98,13 +100,19 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.asked.append(body)
             server.busy += 1
+            self.counted = True
             server.most_busy = max(server.most_busy, server.busy)
             fault = server.faults.pop(0) if server.faults else None
         try:
             self.fail(fault, body) if fault else self.give(200, server.complete(body))
         finally:
-            with server.lock:
-                server.busy -= 1
+            self.leave()
+
+    def leave(self):
+        """Count this question as answered, before its answer can bring the next one."""
+        with self.server.lock:
+            self.server.busy -= self.counted
+            self.counted = False
 
     def fail(self, fault, body):
         name, _, detail = fault.partition(":")
@@ -142,6 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             raise AssertionError(fault)
 
     def start(self, status, length, headers=None):
+        self.leave()
         self.send_response(status)
         for key, value in {"Content-Length": str(length), **(headers or {})}.items():
             self.send_header(key, value)

@@ -1,10 +1,12 @@
 """Processes that kill themselves while they save or train, and what their folders are worth then.
 
-    python killing.py points FOLDER             at every call into the system during a save
-    python killing.py naive FOLDER              the same for a save without a temporary name
-    python killing.py resumed FOLDER FAMILY N   after a checkpoint at step N of 10
+`points` kills a save at every call into the system, in forks of the process that calls it: a save
+starts no thread and takes no gradient, which a fork might not survive. `resumed` kills training
+after a checkpoint, in forks of an interpreter of its own:
 
-Each prints one JSON object. One interpreter serves all deaths: it forks, and the child is killed.
+    python killing.py FOLDER FAMILY N [FAMILY N …]    a checkpoint at step N of 10
+
+It prints one JSON object.
 """
 
 from __future__ import annotations
@@ -82,8 +84,8 @@ def table_state(step=0, *, plan=PLAN, run="a"):
     return draft, state
 
 
-def worth(folder):
-    """The step of the newest checkpoint if it is whole and usable, else what is wrong with it."""
+def restored(folder):
+    """The draft and the state of the newest checkpoint, or what is wrong with it."""
     newest = checkpoint.newest(folder)
     if newest is None:
         return "no checkpoint"
@@ -93,18 +95,13 @@ def worth(folder):
     except UserError as error:
         return str(error)
     right = bool((draft.logits == state.step).all()) and state.optimizer.state
-    return state.step if right and newest.name == f"step-{state.step}" else "other content"
+    return (draft, state) if right and newest.name == f"step-{state.step}" else "other content"
 
 
-def next_save(folder):
-    """Go on from the newest checkpoint and save again; return all names in the folder then."""
-    draft, state = table_state()
-    checkpoint.load(checkpoint.newest(folder), draft, state)
-    state.step += 1
-    with torch.no_grad():
-        draft.logits.fill_(state.step)
-    checkpoint.save(folder, draft, state, keep=2)
-    return sorted(path.name for path in folder.iterdir())
+def worth(folder):
+    """The step of the newest checkpoint if it is whole and usable, else what is wrong with it."""
+    found = restored(folder)
+    return found if isinstance(found, str) else found[1].step
 
 
 def child(act):
@@ -112,6 +109,7 @@ def child(act):
     process = os.fork()
     if process == 0:
         try:
+            torch.set_num_threads(1)  # those of the parent's pool are not here
             act()
         except BaseException as error:
             os.write(2, f"{error!r}\n".encode())
@@ -142,21 +140,23 @@ class Death:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fresh(folder):
-    shutil.rmtree(folder, ignore_errors=True)
-    for step in (1, 2):
-        checkpoint.save(folder, *table_state(step), keep=2)
-
-
 def points(folder):
-    """Kill a save at every call into the system, and in the middle of every write."""
-    count = folder.parent / "count"
-    folder = folder / "checkpoints"
+    """Kill a save at every call into the system, and in the middle of every write.
+
+    It ends at the first death that leaves no usable checkpoint.
+
+    Returns:
+        How many calls a save makes; and of every death what `after` says.
+    """
+    earlier, run, count = folder / "earlier", folder / "checkpoints", folder / "count"
+    for step in (1, 2):
+        checkpoint.save(earlier, *table_state(step), keep=2)
+    third = table_state(3)
 
     def counted(at):
         death = Death(at)
         sys.setprofile(death)
-        checkpoint.save(folder, *table_state(3), keep=2)
+        checkpoint.save(run, *third, keep=2)
         sys.setprofile(None)
         count.write_text(str(death.calls))
 
@@ -164,28 +164,40 @@ def points(folder):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills at the byte past `size`
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        checkpoint.save(folder, *table_state(3), keep=2)
+        checkpoint.save(run, *third, keep=2)
 
-    fresh(folder)
-    child(lambda: counted(0))
+    def killed(act):
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(earlier, run)
+        return child(act)
+
+    killed(lambda: counted(0))
     calls = int(count.read_text())
-    largest = max(path.stat().st_size for path in (folder / "step-3").iterdir())
+    largest = max(path.stat().st_size for path in (run / "step-3").iterdir())
+    sizes = range(0, largest, max(1, largest // 12))
     found = []
-    for at in range(1, calls + 1):
-        fresh(folder)
-        found.append(after(child(lambda at=at: counted(at)), folder))
+    for act in [
+        *(partial(counted, at) for at in range(1, calls + 1)),
+        *(partial(limited, size) for size in sizes),
+    ]:
+        found.append(after(killed(act), run))
         if isinstance(found[-1][1], str):
-            return {"calls": calls, "found": found}
-    for size in range(0, largest, max(1, largest // 12)):
-        fresh(folder)
-        found.append(after(child(lambda size=size: limited(size)), folder))
-    return {"calls": calls, "found": found}
+            break
+    return calls, found
 
 
 def after(died, folder):
-    """What is there after a death: the signal, the newest checkpoint, and how the run goes on."""
-    left = worth(folder)
-    return [died, left, next_save(folder) if isinstance(left, int) else None]
+    """What a death leaves: its signal, the newest checkpoint, and all names once it went on."""
+    left = restored(folder)
+    if isinstance(left, str):
+        return died, left, None
+    draft, state = left
+    step = state.step
+    state.step += 1
+    with torch.no_grad():
+        draft.logits.fill_(state.step)
+    checkpoint.save(folder, draft, state, keep=2)
+    return died, step, sorted(path.name for path in folder.iterdir())
 
 
 @contextmanager
@@ -242,13 +254,12 @@ def resumed(folder, family, saved_at):
     return {"signals": signals, "whole": texts[0], "rest": texts[1]}
 
 
-def main(mode, folder, *rest):
+def main(folder, *plans):
     torch.set_num_threads(1)
-    folder = Path(folder)
-    if mode == "naive":
-        checkpoint.whole = in_place
-    folder.mkdir(exist_ok=True)
-    found = points(folder) if mode != "resumed" else resumed(folder, rest[0], int(rest[1]))
+    found = {}
+    for family, saved_at in zip(plans[::2], plans[1::2], strict=True):
+        (Path(folder) / family).mkdir()
+        found[family] = resumed(Path(folder) / family, family, int(saved_at))
     sys.stdout.write(json.dumps(found))
 
 

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 import distillspec
 from distillspec import launch
+from distillspec.commands import measure_settings
 from distillspec.commands import settings as verbs
 from distillspec.commands import task_settings as on_tasks
 from distillspec.errors import UserError, nearest
@@ -47,7 +48,7 @@ VERBS = {
     "sft": Verb(verbs.Sft, "train", "run_sft", together=True),
     "distill": Verb(verbs.Distill, "train", "run_distill", together=True),
     "generate": Verb(verbs.Generate, "generate"),
-    "measure": Verb(verbs.Measure, "measure"),
+    "measure": Verb(measure_settings.Measure, "measure"),
     "decode": Verb(verbs.Decode, "decode"),
     "evaluate": Verb(on_tasks.Evaluate, "evaluate"),
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
@@ -18,3 +18,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
     choices = list(names)
     close = difflib.get_close_matches(name, choices, n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of: {', '.join(choices)}"
+
+
+def differences(recorded: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
+    """Say of each wanted value that is recorded otherwise what it was and what it is."""
+    return [
+        f"{name} was {_short(recorded.get(name))} and is {_short(value)}"
+        for name, value in wanted.items()
+        if recorded.get(name) != value
+    ]
+
+
+def _short(value: object) -> str:
+    """Return a value as a message shows it; of a hash the beginning is enough."""
+    text = repr(value)
+    return f"{text[:13]}…'" if isinstance(value, str) and len(value) == 64 else text

@@ -25,15 +25,15 @@ def write_whole(path: Path, content: bytes) -> Path:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    flush(path.parent)
     return path
 
 
-def sync_folder(folder: Path) -> None:
-    """Put a folder's list of names on the disk, so that a rename in it lasts."""
-    if os.name == "nt":  # Windows opens no folders; its rename is already durable
+def flush(path: Path) -> None:
+    """Have the operating system put a file, or a folder's list of names, on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders; its rename is durable
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

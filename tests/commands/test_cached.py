@@ -90,6 +90,7 @@ def test_a_stale_cache_is_refused_naming_what_differs(capsys, tmp_path, made, ke
     assert "--target is missing" in told()
     assert "--held-out" in told("--cache", cache, "--held-out", made["prompts"])
     assert "0.5 on-policy" in told("--cache", cache, "--recipe", "imitkd")
+    assert "--reference" in told("--cache", cache, "--reference", made["draft"])
     assert not (tmp_path / "run").exists()
 
 
@@ -98,3 +99,18 @@ def _changed(prompts, tmp_path):
     for row in rows:
         row["target_ids"] = [*row["target_ids"][:-1], 7, 7]
     return write_rows(tmp_path / "changed.jsonl", rows)
+
+
+def test_a_run_from_a_cache_goes_on_with_that_cache_alone(capsys, tmp_path, made, kept):
+    """Another k is another loss, under the same flags."""
+    prompts, cache = kept(8)
+    out = tmp_path / "run"
+    arguments = training(made, prompts, out, "--cache", cache)
+    assert run(capsys, *arguments)[0] == 0
+    moved = cache.rename(tmp_path / "moved.cache")
+    resumed = training(made, prompts, out, "--cache", moved, "--resume")
+    assert run(capsys, *resumed)[0] == 0
+    _, other = kept(9)
+    said = refused(capsys, *training(made, prompts, out, "--cache", other, "--resume"))
+    assert "other target" in said
+    assert "--allow-change target" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from distillspec import cli
-from distillspec.commands import decode, train
+from distillspec.commands import decode, running
+from distillspec.commands import settings as verbs
+from distillspec.convert import show
 from distillspec.models import load, wrap
+from distillspec.settings import _fields
 from distillspec.training import checkpoint
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved
@@ -133,7 +137,7 @@ def test_measure_stores_a_run_that_report_draws(capsys, tmp_path, pair, prompts)
 
 def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monkeypatch):
     """Ctrl-C ends training as the budget would: the draft is saved and the run can go on."""
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def interrupted(step, seconds):
         if step.step == 3:
@@ -145,13 +149,13 @@ def test_an_interrupt_leaves_a_usable_run(capsys, tmp_path, pair, prompts, monke
         "sft", "--draft", pair[1], "--prompts", prompts, "--out", out, "--steps", 6,
         "--batch-size", 4,
     ]  # fmt: skip
-    monkeypatch.setattr(train, "metrics_row", interrupted)
+    monkeypatch.setattr(running, "metrics_row", interrupted)
     code, found, _ = run(capsys, *arguments)
     assert code == 0
     assert found["interrupted"]
     load(found["out"])
     assert checkpoint.newest(out / "checkpoints").name == "step-3"
-    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(running, "metrics_row", honest)
     code, found, _ = run(capsys, *arguments, "--resume")
     assert code == 0
     assert found["steps"] == 6
@@ -291,12 +295,27 @@ def test_help_imports_nothing_heavy():
         assert verb in done.stdout
 
 
-def test_every_field_has_a_help_text():
-    for verb in cli.VERBS.values():
-        from distillspec.settings import _fields
-
+def test_every_field_has_a_help_text_and_shows_its_default(capsys):
+    for name, verb in cli.VERBS.items():
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        shown = "".join(capsys.readouterr().out.split())  # however the lines were broken
         for field in _fields(verb.settings).values():
             assert field.help, f"{verb.settings.__name__}.{field.name} has no docstring"
+            default = "required" if field.required else f"default: {show(field.default)}"
+            told = "".join(f"{field.help} ({default})".split())
+            assert told in shown, f"{name} --help: {field.flag}"
+
+
+def test_every_default_of_training_says_where_it_comes_from():
+    """The paper's, by its appendix, table or figure, or ours. Switches that are off, settings that
+    are left out, and where to compute have no value that needs one."""
+    for settings in (verbs.Sft, verbs.Distill):
+        for field in _fields(settings).values():
+            if field.required or field.default in (None, False, (), "auto") or field.name == "seed":
+                continue
+            sourced = re.search(r"\((?:[^()]*the paper|ours)", field.help)
+            assert sourced, f"{settings.__name__}.{field.name}: {field.help}"
 
 
 def test_the_demo_refuses_what_it_cannot_do(capsys, tmp_path, prompts, pair, monkeypatch):
@@ -407,7 +426,7 @@ def test_resuming_goes_on_with_the_same_run_or_not_at_all(
         "--held-out", held, "--out", out, "--batch-size", 4, "--steps", 4, "--fixed", 1,
         "--optimizer", "adamw", "--learning-rate", "1e-2", "--max-new-tokens", 8,
     ]  # fmt: skip
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def killed(step, seconds):
         if step.step == 4:
@@ -418,11 +437,11 @@ def test_resuming_goes_on_with_the_same_run_or_not_at_all(
         return save(folder, draft, state, **settings) if state.step == 2 else None
 
     save = checkpoint.save
-    monkeypatch.setattr(train, "metrics_row", killed)
+    monkeypatch.setattr(running, "metrics_row", killed)
     monkeypatch.setattr(checkpoint, "save", first_only)
     with pytest.raises(MemoryError):
         cli.main([*map(str, arguments), "--save-every", "0"])
-    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(running, "metrics_row", honest)
     monkeypatch.setattr(checkpoint, "save", save)
     for flag, value in (("--seed", 5), ("--draft", pair[0])):
         said = refused(capsys, *arguments, "--resume", flag, value)

@@ -133,7 +133,8 @@ def test_a_killed_run_goes_on_where_it_was(capsys, tmp_path, target, prompts, se
         assert code == 0
         assert found["resumed"] == 4
         assert "4 of 6 are there" in " ".join(err.split())
-        assert len(server.asked) - before == (2 if served else 0)
+        # The question that was under way at the kill may reach the server late.
+        assert len(server.asked) - before in ((2, 3) if served else (0,))
     assert out.read_text() == whole.read_text()
     assert not part.exists()
 

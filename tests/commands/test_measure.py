@@ -61,6 +61,14 @@ def test_a_log_tells_what_the_targets_weights_tell(capsys, tmp_path, models, pro
         for key in ("tau_forecast", "speedup_forecast"):
             assert one[key] == pytest.approx(other[key], abs=1e-3)
     assert logged["rule"] == beside["rule"]
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any(row.pop("finish_reason") == "length" for row in rows)
+    bare = write_rows(tmp_path / "bare.jsonl", rows)
+    _, untold, _ = run(capsys, "measure", "--outputs", bare, *about)
+    assert (
+        untold["gammas"][-1]["speedup_forecast"]["value"]
+        < logged["gammas"][-1]["speedup_forecast"]["value"]
+    ), "blocks that are cut short are not known to be"
     assert 1 < logged["gammas"][0]["tau_forecast"]["value"] < 2
 
 

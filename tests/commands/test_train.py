@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillspec import cli
-from distillspec.commands import held_out, train
+from distillspec.commands import held_out, running
 from distillspec.commands.held_out import Evaluation, Judge, Serving
 from distillspec.decoding import complete
 from distillspec.math.rules import argmax_draft, ratio_test
@@ -84,10 +84,10 @@ def equal(a, b):
 KILLED = """
 import os, signal, sys
 from distillspec import cli
-from distillspec.commands import train
+from distillspec.commands import running
 from distillspec.training import checkpoint
 at, dies = int(sys.argv[1]), int(sys.argv[2])
-save, row = checkpoint.save, train.metrics_row
+save, row = checkpoint.save, running.metrics_row
 def once(folder, draft, state, **settings):
     if state.step == at:
         save(folder, draft, state, **settings)
@@ -95,17 +95,20 @@ def killed(step, seconds):
     if step.step == dies:
         os.kill(os.getpid(), signal.SIGKILL)
     return row(step, seconds)
-checkpoint.save, train.metrics_row = once, killed
+checkpoint.save, running.metrics_row = once, killed
 cli.main(sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize("saved_at", [4, 6])
+@pytest.mark.parametrize(
+    ("saved_at", "more"), [(4, []), (6, []), (4, ["--lora", "4"])], ids=["inside", "edge", "lora"]
+)
 def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(
-    capsys, tmp_path, flags, held, saved_at
+    capsys, tmp_path, flags, held, saved_at, more
 ):
     """Inside an epoch and at its edge; two steps more than the checkpoint had been logged."""
-    arguments = [*map(str, flags), "--steps", "10", "--held-out", held, "--evaluate-every", "99"]
+    flags = [*flags, *more, "--steps", "10", "--held-out", held, "--evaluate-every", "99"]
+    arguments = [*map(str, flags)]
     _, whole, _ = run(capsys, *arguments, "--out", tmp_path / "whole")
     out = tmp_path / "killed"
     script = [sys.executable, "-c", KILLED, str(saved_at), str(saved_at + 3), *arguments]
@@ -139,7 +142,7 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resuming(
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(train, "_write_draft", killed)
+        broken.setattr(running, "_write_draft", killed)
         with pytest.raises(MemoryError):
             cli.main([*map(str, flags), "--steps", "2", "--out", str(out)])
     assert not (out / "draft").exists()
@@ -161,7 +164,7 @@ def test_a_stop_ends_the_run_after_its_step_and_nothing_is_missing(
     capsys, tmp_path, flags, monkeypatch, number
 ):
     """Ctrl-C, and what a scheduler sends before it kills; the next one ends at once."""
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def stopped(step, seconds):
         if step.step == 2:
@@ -169,14 +172,14 @@ def test_a_stop_ends_the_run_after_its_step_and_nothing_is_missing(
         return honest(step, seconds)
 
     out = tmp_path / "run"
-    monkeypatch.setattr(train, "metrics_row", stopped)
+    monkeypatch.setattr(running, "metrics_row", stopped)
     code, found, said = run(capsys, *flags, "--steps", 4, "--out", out)
     assert code == 0
     assert (found["steps"], found["interrupted"], found["stopped"]) == (2, True, "interrupted")
     assert "ending after this step" in said
     assert [row["step"] for row in rows_of(out)] == [1, 2]
     assert checkpoint.newest(out / "checkpoints").name == "step-2"
-    monkeypatch.setattr(train, "metrics_row", honest)
+    monkeypatch.setattr(running, "metrics_row", honest)
     code, found, _ = run(capsys, *flags, "--steps", 4, "--out", out, "--resume")
     assert (found["steps"], found["stopped"], sum(found["sources"].values())) == (4, "budget", 4)
 
@@ -184,7 +187,7 @@ def test_a_stop_ends_the_run_after_its_step_and_nothing_is_missing(
 def test_a_second_stop_ends_at_once_and_leaves_the_last_checkpoint(
     capsys, tmp_path, flags, monkeypatch
 ):
-    honest = train.metrics_row
+    honest = running.metrics_row
 
     def impatient(step, seconds):
         if step.step == 3:
@@ -193,7 +196,7 @@ def test_a_second_stop_ends_at_once_and_leaves_the_last_checkpoint(
         return honest(step, seconds)
 
     out = tmp_path / "run"
-    monkeypatch.setattr(train, "metrics_row", impatient)
+    monkeypatch.setattr(running, "metrics_row", impatient)
     assert (
         cli.main([*map(str, flags), "--steps", "4", "--out", str(out), "--save-every", "0"]) == 130
     )
@@ -314,6 +317,20 @@ def test_another_target_or_other_held_out_prompts_under_the_same_name_are_notice
     assert run(capsys, *arguments, "--resume")[0] == 0
     saved(Path(target), seed=5)
     assert "other target" in refused(capsys, *arguments, "--resume")
+
+
+def test_another_reference_draft_under_the_same_name_is_noticed(capsys, tmp_path, flags, pair):
+    """It decides which tokens are trained on."""
+    reference, out = saved(tmp_path / "reference", noise=0.02), tmp_path / "run"
+    arguments = [
+        *flags, "--out", out, "--steps", 1, "--divergence", "select:0.5", "--reference", reference,
+    ]  # fmt: skip
+    assert run(capsys, *arguments)[0] == 0
+    assert run(capsys, *arguments, "--resume")[0] == 0
+    saved(Path(reference), seed=5)
+    said = refused(capsys, *arguments, "--resume")
+    assert "other reference" in said
+    assert "--allow-change reference" in said
 
 
 # Judged.

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import decoding_checks as checks
-from distillspec.decoding import complete, speculate
+from distillspec.decoding import Counts, complete, speculate
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.math.verification import linear
 from distillspec.models import wrap
+from distillspec.models.toy import TableModel
 from support import FAMILIES, module, perturbed, random_table, tiny, word_tokenizer
 
 PROMPTS = [torch.tensor(ids) for ids in ([7, 9], [5], [8, 8, 3, 20, 41, 6], list(range(20, 37)))]
@@ -64,6 +65,7 @@ def test_greedy_tables():
 
 
 def test_greedy_speculative_is_greedy(family):
+    """transformers#39421, #25921: in float32, whatever the shape of a pass, to the token."""
     target, near, far = family
     for draft, gammas in ((near, (1, 2, 4, 6, 8)), (far, (3, 5, 7))):
         checks.check_greedy(target, draft, PROMPTS, gammas=gammas, count=16, batches=(1, 4))
@@ -155,10 +157,29 @@ def test_an_id_of_probability_zero_is_never_drawn():
     checks.check_residual_of_equals()
 
 
+def test_an_unsure_draft_drafts_its_whole_block_and_judged_tokens_alone_count():
+    """llama.cpp#3919, #25908: confidence cut-offs that were on by default made acceptance look like
+    100 % or fall to 7 %. There is none here: q of the surest draft is 1/200."""
+    target, draft = random_table(200, seed=23), TableModel(torch.zeros(200))
+    prompts = [torch.tensor([i]) for i in range(20)]
+    settings = {"gamma": 4, "max_new_tokens": 30, "sampling": Sampling(), "stop": ()}
+    left, counts = dict.fromkeys(range(20), 30), Counts()
+    for block in speculate(target, draft, prompts, generators=checks.seeded(20), **settings):
+        for i, row in enumerate(block.rows):
+            assert block.drafted[i] == min(4, left[row] - 1)
+            rejected = block.accepted[i] < block.drafted[i]
+            assert block.judged[i] == block.accepted[i] + rejected
+            left[row] -= len(block.ids[i])
+            counts += block.counts(i)
+    assert counts.judged < counts.drafted
+    assert counts.empirical_acceptance == counts.accepted / counts.judged
+
+
 # --- randomness ---
 
 
 def test_seeds_decide_and_the_global_random_state_is_untouched():
+    """vllm#6038: the seed of a request was ignored."""
     checks.check_seeds()
 
 

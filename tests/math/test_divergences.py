@@ -107,7 +107,8 @@ class TestLaws:
         torch.testing.assert_close(divergence(target + 3, draft - 5), divergence(target, draft))
 
     def test_masked_columns_change_neither_value_nor_gradient(self, divergence):
-        """−inf on both sides is the same as dropping the columns."""
+        """−inf on both sides is the same as dropping the columns. torch's kl_div(log_target=True)
+        is nan there."""
         target, draft = logits(4, 7), logits(4, 7, seed=1)
         gone, rest = torch.tensor([1, 4, 5]), [0, 2, 3, 6]
         masked = [x.index_fill(-1, gone, -math.inf) for x in (target, draft)]
@@ -150,7 +151,8 @@ class TestLaws:
         assert divergence(target, target).abs().max() == 0
 
     def test_gradient_is_accurate_where_the_draft_is_close(self, divergence):
-        """A bfloat16 softmax moves this gradient by 8 to 23 %; two per cent is the limit."""
+        """speculators, test_divergence_loss_gradient_accurate_in_bf16. A bfloat16 softmax moves
+        this gradient by 8 to 23 %; two per cent is the limit."""
         target = logits(4, 4096, dtype=torch.bfloat16, scale=3)
         draft = (target.float() + 3e-2 * logits(4, 4096, seed=1).float()).bfloat16()
         got = gradient(divergence, target.float(), draft.float())
@@ -173,13 +175,35 @@ def test_jsd_is_symmetric_and_at_most_log_two():
     assert jsd(target.float(), draft.float()).max() <= math.log(2) + 1e-6
 
 
+@pytest.mark.parametrize(
+    "types", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_mixed_types_keep_every_divergence_in_its_bounds(types):
+    """ms-swift#10156: a JSD of −1.7e-4 from a float32 teacher and a bfloat16 student, +5.1e-4 in
+    float32 alone."""
+    target = logits(200, 512, dtype=torch.float32, scale=3)
+    for distance in (0.0, 1e-3, 1e-1, 10.0):
+        draft = target + distance * logits(200, 512, seed=1).float()
+        mixed = target.to(types[0]), draft.to(types[1])
+        for divergence in DIVERGENCES.values():
+            values = divergence(*mixed)
+            assert values.dtype == torch.float32
+            assert values.min() >= -1e-7
+        assert jsd(*mixed).max() <= math.log(2) + 1e-6
+        assert total_variation(*mixed).max() <= 1 + 1e-6
+        wide = [x.double() for x in mixed]
+        torch.testing.assert_close(jsd(*mixed).double(), jsd(*wide), rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("beta", [0.1, 0.3, 0.5, 0.8])
 def test_jsd_swaps_with_its_weights(beta):
+    """trl#3043: the mixture's weights were the wrong way round."""
     target, draft = logits(50, 9), logits(50, 9, seed=1)
     torch.testing.assert_close(jsd(target, draft, beta=beta), jsd(draft, target, beta=1 - beta))
 
 
 def test_jsd_over_beta_tends_to_the_kl_divergences():
+    """trl#3043: at the ends of β the loss was 0 instead of a KL."""
     target, draft, beta = logits(5, 4, scale=1), logits(5, 4, seed=1, scale=1), 1e-6
     near_zero = jsd(target, draft, beta=beta) / beta
     near_one = jsd(target, draft, beta=1 - beta) / beta
@@ -189,6 +213,7 @@ def test_jsd_over_beta_tends_to_the_kl_divergences():
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, -0.1, 1.1, math.nan])
 def test_a_beta_that_would_train_on_nothing_is_refused(beta):
+    """verl-recipe#151: β = 1 was moved to 1 − 1e-6, a loss of next to nothing."""
     with pytest.raises(UserError, match=r"use forward_kl .* reverse_kl"):
         jsd(torch.zeros(2), torch.zeros(2), beta=beta)
 
@@ -400,7 +425,7 @@ def test_doubling_the_batch_or_the_padding_keeps_both_means():
 
 @every_divergence
 def test_masked_vocabulary_columns_do_not_enter_the_mean(divergence):
-    """ "batchmean" once divided by the vocabulary too."""
+    """trl#4105. "batchmean" once divided by the vocabulary too."""
     target, draft = logits(2, 3, 5), logits(2, 3, 5, seed=1)
     wider = [torch.nn.functional.pad(x, (0, 4), value=-math.inf) for x in (target, draft)]
     torch.testing.assert_close(
@@ -409,7 +434,8 @@ def test_masked_vocabulary_columns_do_not_enter_the_mean(divergence):
 
 
 def test_parts_of_a_step_add_up_to_its_token_mean():
-    """Losses of 1 over one token and 9 over three give 10 / 4, not (1 + 3) / 2."""
+    """trl#4719, ms-swift#10076. Losses of 1 over one token and 9 over three give 10 / 4, not (1 +
+    3) / 2."""
     parts = [token_mean(VALUES[row], MASK[row], count=4) for row in (0, 1)]
     assert sum(parts).item() == token_mean(VALUES, MASK).item()
     nothing = token_mean(VALUES[0], torch.zeros(3, dtype=torch.bool), count=4)

@@ -17,6 +17,7 @@ from distillspec.math.forecast import (
     best_gamma,
     block_efficiency_iid,
     break_even_alpha,
+    expected_blocks,
     expected_calls,
     expected_positions,
     headroom,
@@ -81,6 +82,42 @@ def test_positions_equal_enumeration(ratios, gamma):
     got = expected_positions(torch.tensor(ratios, dtype=torch.float64), gamma)
     assert got.judged == pytest.approx(judged)
     assert got.accepted == pytest.approx(accepted)
+
+
+def walk(outcomes, gamma, limit):
+    """Yield how many tokens each block drafts, where token i would be accepted iff outcomes[i]."""
+    position = 0
+    while position < len(outcomes):
+        drafted = min(gamma, limit - position - 1)
+        yield drafted
+        judged = outcomes[position : position + drafted]
+        position += 1 + next((i for i, yes in enumerate(judged) if not yes), len(judged))
+
+
+@exact
+@given(
+    ratios=st.lists(ratio, min_size=1, max_size=7),
+    gamma=st.integers(0, 8),
+    room=st.one_of(st.none(), st.integers(0, 9)),
+)
+def test_blocks_by_drafted_tokens_equal_enumeration(ratios, gamma, room):
+    """Cut at the sequence's end, some tokens later, or never, over 2^L outcomes."""
+    limit = None if room is None else len(ratios) + room
+    want = [0.0] * (gamma + 1)
+    for outcomes in itertools.product((True, False), repeat=len(ratios)):
+        chance = math.prod(r if yes else 1 - r for r, yes in zip(ratios, outcomes, strict=True))
+        for drafted in walk(outcomes, gamma, 10**6 if limit is None else limit):
+            want[drafted] += chance
+    tensor = torch.tensor(ratios, dtype=torch.float64)
+    got = expected_blocks(tensor, gamma, limit)
+    assert got == pytest.approx(want, abs=1e-12)
+    assert got.sum() == pytest.approx(expected_calls(tensor, gamma).mean, abs=1e-12)
+
+
+def test_blocks_of_nothing_and_a_limit_that_was_passed():
+    assert expected_blocks(torch.rand(0), 3).tolist() == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match="limit is 2, below the 3 tokens"):
+        expected_blocks(torch.rand(3), 1, 2)
 
 
 @exact
@@ -279,12 +316,11 @@ def test_rates_that_are_none_are_refused(alpha):
         block_efficiency_iid(alpha, 3)
 
 
-def test_best_gamma_weighs_tokens_against_time():
-    assert best_gamma({1: 1.5, 2: 1.8, 4: 1.9}, COST) == 2  # 1.219, 1.232, 0.988
-    assert best_gamma({1: 1.9, 4: 4.9}, COST) == 4
-    assert best_gamma({3: 1.5, 1: 1.5}, PERFECT) == 1
+def test_the_best_gamma_is_the_smallest_of_the_fastest():
+    assert best_gamma({4: 0.988, 1: 1.219, 2: 1.232}) == 2
+    assert best_gamma({3: 1.5, 1: 1.5}) == 1
     with pytest.raises(ValueError, match="no gamma"):
-        best_gamma({}, COST)
+        best_gamma({})
 
 
 @pytest.mark.parametrize("gammas", [[1], [1, 2, 3, 4], [4]])

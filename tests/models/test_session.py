@@ -197,7 +197,8 @@ def test_teacher_forcing_equals_step_by_step_with_padding(model):
 
 
 def test_a_row_is_the_same_alone_and_in_company(model):
-    """Left padding moves a row's columns, not its positions."""
+    """Left padding moves a row's columns, not its positions. trl#3722, #469, unsloth#4078: padding
+    at the wrong side, or positions that rows shared."""
     for extra in range(1, 6):
         long = PROMPTS[2] * 3
         company = model.open([torch.tensor(PROMPTS[2]), torch.tensor(long[: 4 + extra])])

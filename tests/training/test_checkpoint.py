@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import killing as killing_module
+import killing
 from distillspec.errors import UserError
 from distillspec.training import checkpoint
 from distillspec.training.data import Batches
@@ -158,7 +158,7 @@ def test_a_step_that_is_there_already_is_not_overwritten(tmp_path):
         checkpoint.save(tmp_path, *table_state(2), keep=0)
 
 
-OPERATIONS = ("save_model", "save_file", "_flush", "Path.rename", "shutil.rmtree")
+OPERATIONS = ("save_model", "save_file", "flush", "Path.rename", "shutil.rmtree")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -218,25 +218,15 @@ def test_a_file_too_large_for_the_disk_is_one_line_and_leaves_no_ruin(tmp_path):
     assert worth(tmp_path) == 1
 
 
-def killing(mode, folder, *arguments):
-    """Run a mode of `killing.py` in an interpreter of its own; return what it found."""
-    done = subprocess.run(
-        [sys.executable, killing_module.__file__, mode, str(folder), *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_save_killed_at_any_call_or_write_leaves_a_usable_newest_checkpoint(tmp_path):
     """Lightning#688, pytorch-image-models#98, speculators#739, SpecForge#659, transformers#40790: a
     SIGKILL in a save left a truncated newest checkpoint. Killed before every single call of Python
     into the system, and by the kernel in the middle of every file."""
-    told = killing("points", tmp_path / "run")
-    assert told["calls"] > 50
-    assert all(died in (signal.SIGKILL, signal.SIGXFSZ, 0) for died, *_ in told["found"])
-    killed = [(left, then) for died, left, then in told["found"] if died]
-    assert len(killed) > 50
+    calls, found = killing.points(tmp_path)
+    assert calls > 50
+    assert all(died in (signal.SIGKILL, signal.SIGXFSZ, 0) for died, *_ in found)
+    killed = [(left, then) for died, left, then in found if died]
+    assert len(killed) > calls
     for left, then in killed:
         assert left in (2, 3), left
         # The run goes on, and what the killed save left half done is gone.
@@ -244,30 +234,37 @@ def test_a_save_killed_at_any_call_or_write_leaves_a_usable_newest_checkpoint(tm
     assert {left for left, _ in killed} == {2, 3}
 
 
-def test_the_killer_finds_what_is_wrong_with_a_save_in_place(tmp_path):
-    told = killing("naive", tmp_path / "run")
-    died, left, _ = told["found"][-1]  # it stops at the first
+def test_the_killer_finds_what_is_wrong_with_a_save_in_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "whole", killing.in_place)
+    _, found = killing.points(tmp_path)
+    died, left, _ = found[-1]  # it stops at the first
     assert died == signal.SIGKILL
     assert isinstance(left, str)
 
 
-@pytest.mark.parametrize(("family", "saved_at"), [("t5", 4), ("gpt2", 6)])
-def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(tmp_path, family, saved_at):
+def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(tmp_path):
     """transformers#17032, #46628, #8878, speculators#1026: random states were lost, or moved on
     while batches were skipped. With on-policy sampling and dropout; an epoch has three steps, so
     step 4 is inside one and step 6 at its edge; killed between an update and its count; resumed by
     another process, other weights and other global random states."""
-    told = killing("resumed", tmp_path, family, saved_at)
-    assert told["signals"] == [0, signal.SIGKILL, 0]
-    assert told["whole"].startswith("10 ")
-    assert told["rest"] == told["whole"]
+    done = subprocess.run(
+        [sys.executable, killing.__file__, str(tmp_path), "t5", "4", "gpt2", "6"],
+        capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"t5", "gpt2"}
+    for told in found.values():
+        assert told["signals"] == [0, signal.SIGKILL, 0]
+        assert told["whole"].startswith("10 ")
+        assert told["rest"] == told["whole"]
 
 
 def test_everything_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, monkeypatch):
-    flushed, flush = [], checkpoint._flush
+    flushed, flush = [], checkpoint.flush
     monkeypatch.setattr(
         checkpoint,
-        "_flush",
+        "flush",
         lambda path: flushed.append((path.name, (tmp_path / "step-1").exists())) or flush(path),
     )
     checkpoint.save(tmp_path, *table_state(1), keep=1)

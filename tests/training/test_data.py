@@ -82,19 +82,22 @@ def test_an_example_no_model_could_score_is_refused(ids):
         Example(torch.tensor([1]), ids)
 
 
-def sample(model, prompts, *, seed=0, tokens=8, stop=()):
-    return rollout(
+def sample(model, prompts, *, seed=0, tokens=8, stop=(), ahead=None, gamma=0):
+    outputs = rollout(
         model,
         prompts,
+        ahead=ahead,
+        gamma=gamma,
         max_new_tokens=tokens,
         stop=stop,
         generators=[generator(seed, row) for row in range(len(prompts))],
     )
+    return [torch.tensor(output.ids, dtype=torch.int64) for output in outputs]
 
 
 def test_rollouts_are_sampled_without_truncation():
-    """transformers' own default of top_k=50 would give 50 ids. Each of 200 ids is missed by
-    5,000 uniform tokens with probability 1.3e-11."""
+    """trl#1814: transformers' own default of top_k=50 would give 50 ids. Each of 200 ids is missed
+    by 5,000 uniform tokens with probability 1.3e-11."""
     uniform = TableModel(torch.zeros(200))
     ids = torch.cat(sample(uniform, [torch.tensor([0])] * 100, tokens=50))
     assert len(ids) == 5000
@@ -105,6 +108,14 @@ def test_rollouts_are_sampled_at_temperature_one():
     """The count of id 0 is binomial(5000, 0.75); five standard deviations miss once in 1.7e6."""
     model = TableModel(torch.tensor([3.0, 1.0]).log())
     ids = torch.cat(sample(model, [torch.tensor([0])] * 100, tokens=50))
+    assert abs(Counter(ids.tolist())[0] - 3750) < 5 * (5000 * 0.75 * 0.25) ** 0.5
+
+
+@pytest.mark.parametrize("gamma", [1, 3])
+def test_a_draft_that_writes_ahead_does_not_change_the_law(gamma):
+    """As above; the draft alone would write 1250 zeros."""
+    model, draft = (TableModel(torch.tensor(p).log()) for p in ([0.75, 0.25], [0.25, 0.75]))
+    ids = torch.cat(sample(model, [torch.tensor([0])] * 100, tokens=50, ahead=draft, gamma=gamma))
     assert abs(Counter(ids.tolist())[0] - 3750) < 5 * (5000 * 0.75 * 0.25) ** 0.5
 
 
@@ -119,25 +130,39 @@ def test_a_rollout_ends_with_the_given_stop_ids_and_nothing_after():
 
 
 def test_a_rollout_depends_on_its_own_generator_only():
+    """vllm#6038: the seed of a request was ignored."""
     model = random_table(6)
     prompts = [torch.tensor([i]) for i in range(4)]
     before = torch.get_rng_state()
     rows = sample(model, prompts)
     assert torch.equal(torch.get_rng_state(), before)
-    alone = rollout(model, prompts[2:3], max_new_tokens=8, stop=(), generators=[generator(0, 2)])
-    assert torch.equal(alone[0], rows[2])
+    (alone,) = rollout(model, prompts[2:3], max_new_tokens=8, stop=(), generators=[generator(0, 2)])
+    assert alone.ids == tuple(rows[2].tolist())
     assert not all(map(torch.equal, rows, sample(model, prompts, seed=1)))
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_one_prompt_three_times_gives_three_samples(family):
+    """vllm#4934, #6137: asking for several samples of a prompt crashed."""
+    rows = sample(tiny(family), [torch.tensor([6, 7, 1])] * 3)
+    assert len({tuple(row.tolist()) for row in rows}) == 3
+
+
 def test_a_rollout_gives_every_submodule_its_own_mode_back():
+    """trl#5862, SpecForge#563: the student stayed in eval mode after it had been sampled from."""
     draft = tiny("t5")
     draft.module.train()
     draft.module.encoder.eval()
     before = [part.training for part in draft.module.modules()]
     assert len(set(before)) == 2
-    (row,) = sample(draft, [torch.tensor([6, 7, 1])], tokens=2)
-    assert row.dtype == torch.int64
-    assert not row.is_inference()
+    (output,) = rollout(
+        draft,
+        [torch.tensor([6, 7, 1])],
+        max_new_tokens=2,
+        stop=(),
+        generators=[generator(0, 0)],
+    )
+    assert not output.states.is_inference(), "a loss may use them"
     assert [part.training for part in draft.module.modules()] == before
 
 

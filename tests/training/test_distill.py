@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.toy import TableModel
 from distillspec.training.cache import HiddenCache, states_of
-from distillspec.training.data import Batches, Example
+from distillspec.training.data import Batches, Example, parts_of
 from distillspec.training.distill import distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
 from distillspec.training.recipes import Divergence, Mixture, Recipe
@@ -155,6 +156,7 @@ def test_a_draft_that_is_the_target_stays_as_it_is(divergence):
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_the_target_is_left_alone(family):
+    """trl#6526: the teacher's graph was kept and it was given gradients."""
     target, draft = tiny(family, seed=1), tiny(family, seed=2)
     target.module.train()
     before = weights(target)
@@ -173,6 +175,7 @@ def with_dropout(model, share=0.5):
 
 
 def test_the_target_scores_without_dropout():
+    """TaCL#11: the teacher scored with its dropout on."""
     target = with_dropout(tiny("t5", seed=1))
     target.module.train()
     batches = text_data()
@@ -185,7 +188,8 @@ def test_the_target_scores_without_dropout():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_draft_trains_in_the_mode_it_came_in(training):
-    """In train mode dropout is on and the losses differ from those of eval mode."""
+    """TaCL#11: eval() on a shared model silenced the student's dropout. In train mode dropout is on
+    and the losses differ from those of eval mode."""
     target, draft = tiny("t5", seed=1), with_dropout(tiny("t5", seed=2))
     draft.module.train(training)
     plan = recipe(draft=1, batch_size=2)
@@ -240,6 +244,8 @@ def watch(monkeypatch, model):
 def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
     monkeypatch, shares
 ):
+    """trl#4560: a step became 3.5 times slower and nobody could say by which pass. trl#5726, #1814:
+    the teacher's output was generated and thrown away, or the coins were the wrong way round."""
     target, draft = table_pair()
     target_passes, draft_passes = watch(monkeypatch, target), watch(monkeypatch, draft)
     writers, rollout = [], loop.rollout
@@ -248,7 +254,8 @@ def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
     )
     plan = recipe(fixed=shares[0], draft=shares[1], target=shares[2])
     steps = run(target, draft, table_data(), plan, 12)
-    assert target_passes == [False] * 12
+    written = sum(step.source == "target" for step in steps)
+    assert target_passes == [False] * (12 - written), "decoding has its states already"
     assert draft_passes == [True] * 12
     sources = [step.source for step in steps]
     assert writers.count(draft) == sources.count("draft")
@@ -257,6 +264,21 @@ def test_a_step_takes_one_pass_of_each_model_and_samples_only_what_it_trains_on(
     for source, share in zip(("fixed", "draft", "target"), shares, strict=True):
         if share in (0, 1):
             assert sources.count(source) == 12 * share
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_target_data_brings_the_states_that_a_pass_would_compute(family, gamma):
+    target, draft = tiny(family, seed=1), tiny(family, seed=2, layers=1)
+    batches = text_data(4, 4)
+    plan = recipe(target=1, max_new_tokens=6, target_gamma=gamma)
+    state = State(draft, batches, plan, seed=0)
+    parts = parts_of(4, rows_at_once=3)
+    found = loop._complete(target, draft, batches, (0, 1, 2, 3), parts, "target", state)
+    assert len(found) == 2
+    for one in found:
+        hidden = states_of(target, one.batch)
+        torch.testing.assert_close(one.decoded, hidden, rtol=1e-4, atol=1e-5)
 
 
 def test_seqkd_never_scores_with_the_target(monkeypatch):
@@ -591,6 +613,45 @@ def test_the_newer_objectives_raise_the_acceptance(name):
     first, last = (sum(s.accepted for s in part) / sum(s.tokens for s in part)
                    for part in (steps[:5], steps[-5:]))  # fmt: skip
     assert last > first + 0.1
+
+
+def test_generated_rows_count_to_their_own_end(monkeypatch):
+    """trl#2058: what followed the end of a generated row was trained on. Rows that end after 3 and
+    9 tokens count 12, and nothing else enters their mean."""
+    target, draft = table_pair()
+    rows = (torch.tensor([1, 2, EOS]), torch.tensor([1, 2, 3, 4, 0, 1, 2, 3, EOS]))
+    outputs = [SimpleNamespace(ids=row.tolist()) for row in rows]
+    monkeypatch.setattr(loop, "rollout", lambda *_, **__: outputs)
+    batches = Batches([Example(torch.tensor([3]))] * 2, 2)
+    fed = torch.cat([torch.cat([torch.tensor([3]), row[:-1]]) for row in rows])
+    p, q = (model.logits[fed].detach().softmax(-1) for model in (target, draft))
+    plan = recipe("total_variation", draft=1, batch_size=2, reduction="token_mean")
+    (step,) = run(target, draft, batches, plan, 1)
+    assert step.tokens == len(fed) == 12
+    assert step.loss == pytest.approx(float(0.5 * (p - q).abs().sum(-1).mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_run_changes_no_setting_of_either_model(family):
+    """transformers#40739, #28759, #27833: settings of one call stayed on the model for the next.
+    The first rollout of a model that has trained and one that has not is the same."""
+    target, draft = tiny(family, seed=1), tiny(family, seed=2)
+
+    def settings():
+        models = (target.module, draft.module)
+        return [m.config.to_dict() for m in models] + [
+            m.generation_config.to_dict() for m in models
+        ]
+
+    before = settings()
+    plan = recipe(fixed=0.4, draft=0.3, target=0.3, batch_size=2, learning_rate=0)
+    steps = run(target, draft, text_data(), plan, 6)
+    assert {step.source for step in steps} == {"fixed", "draft", "target"}
+    assert settings() == before
+    again = run(target, draft, text_data(), plan, 6)
+    assert [(s.loss, s.tokens, s.source) for s in again] == [
+        (s.loss, s.tokens, s.source) for s in steps
+    ]
 
 
 # Passes and processes.

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distillspec.errors import UserError
 from distillspec.math import divergences
 from distillspec.math.forecast import expected_calls
+from distillspec.models import wrap
 from distillspec.models.heads import Head
 from distillspec.models.protocol import Batch
 from distillspec.models.toy import TableModel
@@ -23,7 +24,7 @@ from distillspec.training.losses import (
 )
 from distillspec.training.recipes import Divergence
 from distillspec.training.worth import path_worth, select
-from support import random_table, tiny
+from support import module, random_table, tiny, word_tokenizer
 
 SOFT = ["forward_kl", "reverse_kl", "jsd:0.5", "jsd:0.1", "total_variation", "acceptance"]
 ALL = [*SOFT, "cross_entropy"]
@@ -116,6 +117,7 @@ def test_hard_labels_measure_no_acceptance():
 
 @pytest.mark.parametrize("name", SOFT)
 def test_a_draft_that_is_the_target_has_no_gradient(name):
+    """trl#5731: the fused loss was 6.0 there."""
     target, _ = models()
     draft = TableModel(target.logits.detach())
     loss = computed(target, draft, name, batch())
@@ -243,6 +245,7 @@ def whole(loss, hidden):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head_and_divergence_equals_the_plain_form(kind, name):
+    """trl#5731: the fused loss was another one than the plain loss."""
     loss = objective(HEADS[kind](), name)
     hidden = normal(N, H, seed=3).requires_grad_()
     parameters = list(loss.draft.module.parameters())
@@ -342,7 +345,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("kept", [None, torch.arange(0, 200, 2)])
 @pytest.mark.parametrize("name", [*ALL, "path:3", "select:0.5"])
 def test_no_tensor_is_larger_than_a_chunk_of_logits(name, kept):
-    """trl#6526, ms-swift#7295: whole [B, T, V] logits of both models."""
+    """trl#6526, ms-swift#7295: whole [B, T, V] logits of both models. NeMo-RL#3495 and
+    unsloth#11554 too."""
     size, chunk, lengths = 200, 5, (20, 20)
     data = Batch((ids(1), ids(2)), tuple(torch.arange(n) * 2 for n in lengths))
     words = Vocabulary.plain(size)
@@ -371,7 +375,8 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(name, kept):
 
 @pytest.mark.parametrize("name", SOFT)
 def test_in_bfloat16_the_gradients_stay_within_two_per_cent(name):
-    """Draft close to target: a 16-bit softmax would move the gradient by 8 to 23 %."""
+    """speculators, test_divergence_loss_gradient_accurate_in_bf16. Draft close to target: a 16-bit
+    softmax would move the gradient by 8 to 23 %."""
     rows, wide, size = 6, 32, 4096
     g = torch.Generator().manual_seed(0)
     weight = torch.randn(size, wide, generator=g)
@@ -484,6 +489,7 @@ def bumped(model, token):
 
 
 def test_the_last_prompt_token_predicts_the_first_label_and_the_last_label_nothing():
+    """trl#6006: labels included the prompt. SpecForge#885, #473: labels shifted by one."""
     data = Batch((ids(1, 2),), (ids(3, 4),))
     target, draft = models()
     before = computed(target, draft, "forward_kl", data).value
@@ -496,7 +502,8 @@ def test_the_last_prompt_token_predicts_the_first_label_and_the_last_label_nothi
 
 
 def test_a_row_counts_its_own_tokens():
-    """Rows that end after 3 and 9 tokens have 12 labels, whatever a batch is padded to."""
+    """trl#2058. Rows that end after 3 and 9 tokens have 12 labels, whatever a batch is
+    padded to."""
     target, draft = models()
     data = Batch((ids(1), ids(1)), (ids(2, 3, 5), ids(2, 3, 4, 0, 2, 3, 4, 1, 5)))
     p = target.hidden(data).softmax(-1)
@@ -508,8 +515,9 @@ def test_a_row_counts_its_own_tokens():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
 def test_end_and_padding_ids_count_like_any_other(family):
-    """Ids 0 and 1 (padding and end) inside prompt and completion: a batch of two ragged rows
-    costs what the rows cost alone, so nothing is masked by value and padding has no effect."""
+    """Ids 0 and 1 (padding and end) inside prompt and completion: a batch of two ragged rows costs
+    what the rows cost alone, so nothing is masked by value and padding has no effect. trl#6357,
+    Megatron-Bridge#4660: masked by value, the end was never learned."""
     target, draft = tiny(family, seed=1), tiny(family, seed=2)
     rows = [
         Batch((ids(6, 0, 1, 7, 1),), (ids(8, 1, 0, 0, 9, 1),)),
@@ -521,8 +529,40 @@ def test_end_and_padding_ids_count_like_any_other(family):
     torch.testing.assert_close(together, (alone[0] + alone[1]) / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_where_padding_is_the_end_token_the_draft_still_learns_to_end(family):
+    """trl#6357, Megatron-Bridge#4660, mlabonne/llm-course#33: with pad = eos the end was masked by
+    its value, and so were prompts that hold it."""
+    tokenizer = word_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    draft = wrap(module(family, seed=2), tokenizer)
+    end = tokenizer.pad_token_id
+    data = Batch(
+        (ids(6, end, 7), ids(8)),
+        (draft.tokenizer.completion("w8 w9"), draft.tokenizer.completion("w9 w6 w7 w10")),
+    )
+    assert data.lengths == (3, 5)
+    for row in data.completions:
+        assert row.tolist().count(end) == 1
+        assert row[-1] == end
+    states = draft.hidden(data).detach().requires_grad_()
+    values = -draft.head(states).log_softmax(-1)[range(8), torch.cat(data.completions)]
+    weights = position_weights(data.lengths, "token_mean")
+    torch.testing.assert_close(
+        computed(None, draft, "cross_entropy", data, "token_mean").value.double(),
+        (values.double() * weights).sum(),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    # The end is a label, and an id of that value in the prompt is attended to.
+    assert (weights[[2, 7]] > 0).all()
+    other = Batch((ids(6, 9, 7), ids(8)), data.completions)
+    assert not torch.allclose(draft.hidden(other)[:3], draft.hidden(data)[:3])
+
+
 @pytest.mark.parametrize("reduction", ["sequence_mean", "token_mean"])
 def test_doubling_the_batch_keeps_the_mean(reduction):
+    """trl#4105: the mean was divided by more than the batch."""
     target, draft = models()
     once, data = batch(), batch()
     twice = Batch(data.prompts * 2, data.completions * 2)

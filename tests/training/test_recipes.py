@@ -191,6 +191,7 @@ def test_shares_that_round_to_less_than_one_leave_no_gap():
 
 
 def test_the_order_of_the_coins_is_the_papers():
+    """trl#1814: the comparison was the wrong way round."""
     mixture = Mixture(fixed=0.25, draft=0.5, target=0.25)
     assert [mixture.source(u) for u in (0, 0.2499, 0.25, 0.7499, 0.75, 0.9999)] == [
         "fixed", "fixed", "draft", "draft", "target", "target",

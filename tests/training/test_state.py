@@ -96,6 +96,15 @@ def test_a_model_is_known_again_wherever_it_lies_and_another_is_not():
     assert len(seen) == 5
 
 
+def test_the_last_value_of_a_large_tensor_is_in_the_fingerprint():
+    """49,152 × 576: in float32 its last place, 28,311,551, rounds to one past the end."""
+    module = torch.nn.Module()
+    module.register_buffer("large", torch.zeros(49152 * 576, dtype=torch.int8))
+    before = fingerprint(module)
+    module.large[-1] = 1
+    assert fingerprint(module) != before
+
+
 def test_scalars_and_empty_tensors_have_fingerprints():
     module = nn.Module()
     module.register_buffer("one", torch.tensor(3))
@@ -154,7 +163,7 @@ def test_a_given_rate_is_used_and_recorded_and_never_a_relative_one():
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
 def test_a_loss_that_is_not_finite_names_step_and_batch(loss, norm):
-    """transformers#14189, #9295, #23918: T5 in half precision; which step and which rows?"""
+    """transformers#14189, #9295, #23918, t5#539: which step and which rows?"""
     finite(5, (3, 1), "fixed", loss=1.0, gradient_norm=2.0)
     with pytest.raises(
         NotFiniteError, match=r"step 5: .* fixed data of the examples 3, 1"

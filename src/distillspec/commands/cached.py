@@ -22,6 +22,11 @@ def offline_target(settings: Distill) -> OfflineTarget:
             f"--held-out {settings.held_out} needs answers of the target, which --cache goes "
             "without; measure the draft afterwards, or leave out --cache"
         )
+    if settings.reference is not None:
+        raise UserError(
+            f"--reference {settings.reference} is for select:FRACTION, which needs the target "
+            "itself; leave it out, or leave out --cache"
+        )
     if settings.target is None:
         return open_cache(settings.cache)
     return open_cache(settings.cache, {"weights": files_digest(settings.target)})

@@ -31,9 +31,9 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import keep_layers
 from distillspec.report import report as draw_report
 from distillspec.settings import as_dict
-from distillspec.studies.clock import Lane, Timer
+from distillspec.studies.clock import BLOCKS, PASSES, Timer
 from distillspec.studies.comparison import compare
-from distillspec.studies.measure import Finding, Plan, measure
+from distillspec.studies.measure import TABLE_PROMPTS, Finding, Plan, measure, timed_gammas
 from distillspec.studies.outputs import TargetOutputs, batches, seeded
 from distillspec.studies.store import RESULT, Run
 from distillspec.tasks import Row, read_prompts, split
@@ -195,18 +195,19 @@ def _answers(
 
 
 def _measuring_seconds(target: TransformersModel, prompt: Tensor, plan: Plan) -> float:
-    """Foresee what the last race will take: four lanes, each at most as slow as the target alone.
+    """Foresee what measuring three drafts will take: timings of the cost, and the race.
 
-    A draft that does not help makes its lane slower than the target's, hence the half on top.
+    A race has four lanes, each about as slow as the target alone. A draft that does not help makes
+    its lane slower, and passes are not the whole of a block, hence the half on top.
     """
-    rule = ratio_test(Sampling())
-    timer = Timer(target, {}, rule, max_new_tokens=8, repetitions=1, seed=0)
-    alone = Lane(None, 0, rule)
-    timer.run([prompt], alone, 0)
-    run = timer.run([prompt], alone, 0)
-    token = run.seconds / len(run.output.ids)
-    tokens = len(SERVED) * 4 * plan.clock_prompts * plan.max_new_tokens
-    return 1.5 * tokens * token
+    timer = Timer(target, {}, ratio_test(Sampling()), max_new_tokens=8, repetitions=1, seed=0)
+    timer.passes([prompt], [1], repetitions=1)  # the first passes of a process are slow
+    passes = timer.passes([prompt], range(1, max(plan.gammas) + 2)).target
+    drafted = timed_gammas(plan.gammas)
+    blocks = BLOCKS * (passes[1] + 3 * sum(passes[gamma + 1] for gamma in drafted))
+    timings = TABLE_PROMPTS * (PASSES * sum(passes.values()) + blocks)
+    race = 4 * plan.clock_prompts * plan.max_new_tokens * passes[1]
+    return 1.5 * len(SERVED) * (timings + race)
 
 
 def _training_data(

@@ -55,6 +55,9 @@ def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool
         prompts=tuple(example.prompt for example in asked),
         completions=tuple(completions),
         logprobs=_logprobs(rows) if rule.needs_p else None,
+        limits=tuple(
+            len(ids) if row.cut else None for row, ids in zip(rows, completions, strict=True)
+        ),
     )
 
 

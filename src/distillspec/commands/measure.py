@@ -7,6 +7,7 @@ from typing import Any
 
 from distillspec.commands.costs import cost_of
 from distillspec.commands.logs import check_drafts, read_log
+from distillspec.commands.measure_settings import Measure
 from distillspec.commands.pairs import (
     answer_all,
     ascending,
@@ -20,7 +21,6 @@ from distillspec.commands.pairs import (
 )
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
-from distillspec.commands.settings import Measure
 from distillspec.commands.tables import difference, table
 from distillspec.errors import UserError
 from distillspec.math.forecast import Cost, headroom

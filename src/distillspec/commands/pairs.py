@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from distillspec import models
+from distillspec.commands.measure_settings import Measure
 from distillspec.commands.progress import bar, console
-from distillspec.commands.settings import Distill, Generate, Measure, Train
+from distillspec.commands.settings import Distill, Generate, Train
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling

@@ -32,7 +32,10 @@ def distill_recipe(settings: Distill) -> Recipe:
     if any(share is not None for share in shares):
         fixed, draft, target = (share or 0.0 for share in shares)
         recipe = replace(recipe, mixture=Mixture(fixed=fixed, draft=draft, target=target))
-    return _fit(replace(recipe, max_new_tokens=settings.max_new_tokens), settings)
+    sampled = replace(
+        recipe, max_new_tokens=settings.max_new_tokens, target_gamma=settings.target_gamma
+    )
+    return _fit(sampled, settings)
 
 
 def _fit(recipe: Recipe, settings: Train) -> Recipe:
@@ -42,6 +45,12 @@ def _fit(recipe: Recipe, settings: Train) -> Recipe:
     for name, value in (("--steps", settings.steps), ("--minutes", settings.minutes)):
         if value is not None and value <= 0:
             raise UserError(f"{name} {value}: expected more than 0")
+    if settings.lora is not None and settings.optimizer == "adafactor":
+        raise UserError(
+            f"--lora {settings.lora} with --optimizer adafactor would hardly train: its steps are "
+            "in proportion to the weights, and half of an adapter's begin at 0; give --optimizer "
+            "adamw"
+        )
     if settings.steps is not None:
         length, unit = float(settings.steps), "steps"
     else:

@@ -28,7 +28,7 @@ are no longer comparable."""
 
 _SERVED = ("held_out", "rule", "temperature", "top_k", "top_p", "draft_temperature", "gamma")
 """The settings that an evaluation depends on."""
-_OWN = ("draft", *_SERVED)
+_OWN = ("draft", "lora", *_SERVED)
 """The settings that no checkpoint knows."""
 
 
@@ -73,7 +73,8 @@ def earlier_run(state: State, settings: Train) -> Earlier | None:
         UserError: there is nothing to go on with, or settings, data or models differ and the
             difference is not allowed.
     """
-    allowed = {*state.recipe.to_dict(), "data", "target", "seed", *_OWN} - {"reference", "frozen"}
+    allowed = {*state.recipe.to_dict(), "data", "target", "reference", "seed", *_OWN}
+    allowed -= {"frozen", "lora"}
     for name in settings.allow_change:
         if name not in allowed:
             raise UserError(f"--allow-change {name}: no such setting; {nearest(name, allowed)}")

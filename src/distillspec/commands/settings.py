@@ -50,15 +50,16 @@ class Train:
     out: Path
     """Run directory: settings, metrics.jsonl, checkpoints, and the trained draft in out/draft."""
     steps: int | None = None
-    """Stop after this many updates."""
+    """Stop after this many updates (the paper, Appendix B: 300k); give --steps, --minutes, or
+    both."""
     minutes: float | None = None
-    """Stop after this many minutes of training; give --steps, --minutes, or both."""
+    """Stop after this many minutes of training, evaluations and saving not counted."""
     learning_rate: float = 3e-4
-    """Peak learning rate (the paper's, Appendix B)."""
+    """Peak learning rate (the paper's, Appendix B; for adamw docs/log.md has 1e-3)."""
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
-    """Optimizer (the paper's is Adafactor)."""
+    """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw)."""
     batch_size: int = 32
-    """Sequences per update (the paper's), of all processes together."""
+    """Sequences per update, of all processes together (the paper's, Appendix B)."""
     rows_at_once: int | None = None
     """Sequences per pass with gradient, at most, in each process: fewer take less memory and change
     nothing else (gradient accumulation); leave out for all at once."""
@@ -66,31 +67,45 @@ class Train:
     """Compute the draft's activations again in the backward pass instead of keeping them: less
     memory, more time. Sampling is as fast as without."""
     warmup: float = 0.02
-    """Share of the run in which the learning rate rises linearly (the paper: 5k of 300k steps)."""
+    """Share of the run in which the learning rate rises linearly (the paper, Appendix B: 5k of 300k
+    steps, 0.017)."""
     decay_from: float = 0.5
-    """Share of the run after which it falls along a cosine to a tenth (the paper's half)."""
+    """Share of the run after which it falls along a cosine to a tenth (the paper's, Appendix B:
+    from step 150k of 300k)."""
     clip: float | None = None
-    """Largest norm of the gradient; leave out not to clip (the paper names no clipping)."""
+    """Largest norm of the gradient; leave out not to clip (the paper names no clipping; our runs in
+    docs/log.md use 1)."""
     limit: int | None = None
-    """Use at most this many rows of --prompts."""
+    """Use at most this many rows of --prompts; leave out for all."""
     skip_invalid: bool = False
     """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
     save_every: float = 5.0
-    """Minutes between checkpoints; one is written at the end and on Ctrl-C too."""
+    """Minutes between checkpoints, the most work that a kill can cost (ours, a choice); one is
+    written at the end and on Ctrl-C too."""
     keep: int = 2
-    """Checkpoints to keep."""
+    """Newest checkpoints to keep, the best by evaluation besides (ours, a choice: one that the disk
+    damages leaves another)."""
     resume: bool = False
     """Go on from the newest checkpoint in --out, with the same settings, data and models."""
     allow_change: tuple[str, ...] = ()
     """What may differ with --resume, such as schedule,learning_rate; a refusal names it."""
     freeze: tuple[str, ...] = ()
-    """Patterns of parameter names to leave as they are, such as *embed_tokens*."""
+    """Patterns of parameter names to leave as they are, such as *embed_tokens*; leave out to train
+    all (the paper's)."""
+    lora: int | None = None
+    """Train low-rank adapters of this rank on every linear layer but the output layer (peft), with
+    alpha 2 · rank (Biderman et al. 2024), and merge them into the draft that is written; needs
+    --optimizer adamw. Leave out to train all weights, as the paper does: see docs/distill.md."""
+    tracker: Literal["tensorboard", "wandb", "trackio", "mlflow"] | None = None
+    """Show the steps and evaluations there too, through Accelerate's trackers; metrics.jsonl has
+    them in any case."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights."""
+    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights (ours:
+    float32 is exact, and faster on CPUs without 16-bit instructions, docs/log.md)."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0
-    """Seed of data order, coins and rollouts."""
+    """Seed of data order, coins, rollouts, dropout and adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,42 +126,50 @@ class Distill(Train):
         "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
     ] = "imitkd"
     """Divergence and data mixture: five of the paper's Table 1, then AdaSPEC, −log acceptance (LK
-    losses) and the exact path; the flags below override its parts."""
+    losses) and the exact path; the flags below override its parts (ours, a choice among the
+    paper's: half of imitkd is on-policy; in Figure 2 such recipes beat fixed data alone)."""
     divergence: str | None = None
-    """forward_kl, reverse_kl, jsd:BETA, total_variation or cross_entropy; beyond the paper
-    acceptance (−log of it), path:GAMMA (expected target calls per token, on the target's own
-    outputs), select:FRACTION or select:FRACTION:DIVERGENCE (the tokens easiest to improve)."""
+    """Leave out for the recipe's; forward_kl, reverse_kl, jsd:BETA, total_variation (the paper's,
+    Appendix A.1) or cross_entropy; beyond the paper acceptance (−log of it), path:GAMMA (expected
+    target calls per token, on the target's own outputs), select:FRACTION or
+    select:FRACTION:DIVERGENCE (the tokens easiest to improve)."""
     reference: str | None = None
     """Folder of a draft distilled before, for select:FRACTION: tokens count by how far it is ahead
     of the draft (AdaSPEC)."""
     fixed: float | None = None
-    """Share of steps on the file's own targets; give --fixed, --on-policy and --target-data."""
+    """Share of steps on the file's own targets (λ1 of the paper's Algorithm A.2); give --fixed,
+    --on-policy and --target-data, or leave all out for the recipe's."""
     on_policy: float | None = None
-    """Share of steps on completions sampled from the draft."""
+    """Share of steps on completions sampled from the draft ((1 − λ1) λ2 there)."""
     target_data: float | None = None
-    """Share of steps on completions sampled from the target."""
+    """Share of steps on completions sampled from the target ((1 − λ1) (1 − λ2) there)."""
+    target_gamma: int = 0
+    """Let the draft in training write this many tokens a block ahead of the target in sampled
+    target data: the same data in law, sooner where the draft is good; 0 (the paper's) lets the
+    target write alone."""
     max_new_tokens: int = 64
-    """Length limit of sampled completions, in tokens (the paper's for XSum)."""
+    """Length limit of sampled completions, in tokens (the paper's for XSum, Appendix B)."""
     held_out: str | None = None
     """Prompt file, task, or TASK=FILE, none of it in --prompts, on whose target answers α and τ are
     taken before, during and after training; leave out not to evaluate."""
     evaluate_every: float = 5.0
-    """Minutes of training between evaluations."""
+    """Minutes of training between evaluations (ours, a choice)."""
     patience: int | None = None
     """Stop once τ has not risen beyond chance over its best, by a paired interval, in this many
     evaluations in a row; leave out to spend the whole budget."""
     gamma: int = 3
-    """Drafted tokens per block where the pair will be served, for τ (3 is the paper's smallest)."""
+    """Drafted tokens per block where the pair will be served, for τ (3 is the paper's smallest,
+    Appendix B)."""
     rule: LosslessRule = "ratio"
-    """How drafted tokens are judged where it will be served: ratio (the paper's), argmax (a greedy
-    draft), or exact-match (accept what equals the target's own sample)."""
+    """How drafted tokens are judged where it will be served: ratio (the paper's, Algorithm A.1),
+    argmax (a greedy draft), or exact-match (accept what equals the target's own sample)."""
     temperature: float = 1.0
     """The target's temperature where it will be served: of the held-out answers and of α and τ
-    alone. Training samples and compares at 1 (the paper's)."""
+    alone (the paper's: 0 and 1, Appendix B). Training samples and compares at 1 (the paper's)."""
     top_k: int | None = None
-    """Likewise: keep the k most likely tokens; leave out for all."""
+    """Likewise: keep the k most likely tokens; leave out for all (the paper's)."""
     top_p: float = 1.0
-    """Likewise: keep the most likely tokens that make up this mass."""
+    """Likewise: keep the most likely tokens that make up this mass (the paper's: all)."""
     draft_temperature: float | None = None
     """Likewise, the draft's temperature; leave out for the target's."""
 
@@ -206,75 +229,6 @@ class Generate:
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0
     """Seed of the sampling."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Say whether a draft pays off: acceptance, exact forecast, cost, and a race on the clock.
-
-    With --target, --draft and --prompts it measures here. With --outputs instead of --target it
-    judges a draft on the log of a server, at a cost given by hand. With --cost alone it says what
-    acceptance a draft of that cost would need.
-    """
-
-    target: str | None = None
-    """Folder, hub name or GGUF file of the target."""
-    draft: tuple[str, ...] = ()
-    """Folder, hub name or GGUF file of the draft; of several, every one is held against the first
-    on the same target outputs."""
-    prompts: str | None = None
-    """Prompt file, task, or TASK=FILE; use prompts that the draft was not trained on."""
-    outputs: str | None = None
-    """Instead of --target and --prompts: a log in JSON lines with the prompt, target_ids (or the
-    target's text) and, for --rule ratio, target_logprobs of every answer, such as generate
-    --logprobs writes."""
-    cost: str | None = None
-    """Milliseconds on another machine or engine: target=…,draft=…,overhead=… of a plain decoding
-    step, of one drafted token, and of a block beside both; target=20:21:23 for target passes over
-    1, 2, 3 tokens, the last for all longer ones. Then nothing is timed here, and batch 1 alone is
-    forecast."""
-    rule: LosslessRule = "ratio"
-    """How drafted tokens are judged where it is served: ratio (the paper's), argmax (a greedy
-    draft), or exact-match (accept what equals the target's own sample)."""
-    gamma: tuple[int, ...] = tuple(range(1, 17))
-    """Drafted tokens per block to forecast, such as 1..8."""
-    clock_gamma: tuple[int, ...] | None = None
-    """The γ that run on the clock; leave out for the best by forecast."""
-    temperature: float = 1.0
-    """The target's sampling temperature; 0 is greedy."""
-    top_k: int | None = None
-    """Keep the k most likely tokens; leave out for all."""
-    top_p: float = 1.0
-    """Keep the most likely tokens that make up this mass."""
-    draft_temperature: float | None = None
-    """The draft's temperature; leave out for the target's."""
-    max_new_tokens: int = 64
-    """Length limit of an answer, in tokens."""
-    limit: int = 32
-    """Use at most this many prompts."""
-    skip_invalid: bool = False
-    """Leave out invalid lines of --prompts, and say how many, instead of refusing the file."""
-    raw: bool = False
-    """Take prompts as they stand, without the chat template, as a log of rendered ones wants."""
-    clock_prompts: int = 8
-    """Run the engine on the clock on this many of them; 0 for a forecast alone."""
-    repetitions: int = 3
-    """Timed runs per prompt, of which the median counts."""
-    batch_sizes: tuple[int, ...] = (1, 8)
-    """Batch sizes to forecast, each for a batch that is kept full; 1 is always among them."""
-    min_speedup: float | None = None
-    """Exit with code 3 unless the speed-up is at least this, measured if the engine ran, else
-    forecast."""
-    batch_size: int = 16
-    """Prompts decoded or scored at once, off the clock."""
-    dtype: DType = "auto"
-    """Type of the weights; auto is the one they are stored in."""
-    device: str = "auto"
-    """Where to compute: auto, cpu, cuda, cuda:1."""
-    seed: int = 0
-    """Seed of the sampling."""
-    out: Path | None = None
-    """Run directory to store the result in, for `report`."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillspec.errors import UserError
-from distillspec.files import sync_folder, write_whole
+from distillspec.errors import UserError, differences
+from distillspec.files import flush, write_whole
 
 
 class Unfinished:
@@ -63,7 +63,7 @@ class Unfinished:
         try:
             write_whole(self.out, b"".join(_line(row) for row in rows))
             self.path.unlink()
-            sync_folder(self.path.parent)
+            flush(self.path.parent)
         except OSError as error:
             raise UserError(f"{self.out}: cannot be written: {error.strerror}") from error
 
@@ -78,11 +78,7 @@ class Unfinished:
             raise UserError(
                 f"{self.path}: not what an interrupted run leaves; remove it, or give another --out"
             ) from error
-        stale = [
-            f"{name} was {recorded.get(name)!r} and is {value!r}"
-            for name, value in json.loads(json.dumps(dict(belongs))).items()
-            if recorded.get(name) != value
-        ]
+        stale = differences(recorded, json.loads(json.dumps(dict(belongs))))
         if stale and self.rows:
             raise UserError(
                 f"{self.path} has {len(self.rows)} rows of another run ({'; '.join(stale)}); give "

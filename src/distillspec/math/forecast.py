@@ -83,6 +83,36 @@ def expected_calls(ratios: Tensor, gamma: int) -> Calls:
     return Calls(mean=float(mean[0]), variance=float(variance[0]))
 
 
+def expected_blocks(ratios: Tensor, gamma: int, limit: int | None = None) -> Floats:
+    """Return how many blocks of one sequence draft 0, 1, …, γ tokens: their sum is the calls.
+
+    By the same weights as `expected_calls`, forward: blocks begin at s as often as v[s], with
+    v[0] = 1 and v[s+k+1] += v[s]·P(the block from s ends with k accepted). A block that begins at
+    s drafts min(γ, limit−s−1) tokens: near the length limit fewer, which costs less.
+
+    Args:
+        ratios: [L] in [0, 1], from `acceptance_ratios`, the stop token included.
+        gamma: γ ≥ 0 drafted tokens per block.
+        limit: Tokens after which the sequence would have been cut, L or more; None for never.
+
+    Returns:
+        [γ+1] expected counts.
+
+    Raises:
+        ValueError: If a ratio lies outside [0, 1], γ is negative, or the limit is below L.
+    """
+    outcomes = _outcomes(ratios, gamma)
+    L = len(outcomes.weights)
+    if limit is not None and limit < L:
+        raise ValueError(f"limit is {limit}, below the {L} tokens of the sequence")
+    drafted = np.full(L, gamma)
+    if limit is not None:
+        drafted = np.minimum(gamma, limit - 1 - np.arange(L))
+    blocks = np.zeros(gamma + 1)
+    np.add.at(blocks, drafted, _begins(outcomes))
+    return blocks
+
+
 class Positions(NamedTuple):
     """Expected counts by position in the block, the first drafted token first."""
 
@@ -95,9 +125,8 @@ class Positions(NamedTuple):
 def expected_positions(ratios: Tensor, gamma: int) -> Positions:
     """Return how often the drafted token at each position of a block is judged and accepted.
 
-    By the same weights as `expected_calls`, forward: blocks begin at s as often as v[s], with
-    v[0] = 1 and v[s+k+1] += v[s]·P(the block from s ends with k accepted). The last token of the
-    sequence is left out: whether it is judged depends on why the sequence ended.
+    By the same weights as `expected_calls`, forward, as in `expected_blocks`. The last token of
+    the sequence is left out: whether it is judged depends on why the sequence ended.
 
     Args:
         ratios: [L] in [0, 1], from `acceptance_ratios`, the stop token included.
@@ -110,13 +139,9 @@ def expected_positions(ratios: Tensor, gamma: int) -> Positions:
         ValueError: If a ratio lies outside [0, 1] or γ is negative.
     """
     outcomes = _outcomes(ratios, gamma)
-    L, width = outcomes.weights.shape
-    begins = np.zeros(L + width)
-    begins[:1] = 1
-    for s in range(L):
-        begins[s + 1 : s + 1 + width] += begins[s] * outcomes.weights[s]
+    L = len(outcomes.weights)
     inside = np.arange(L)[:, None] + np.arange(gamma) < L - 1  # [L, γ]
-    judged = begins[:L, None] * outcomes.reached[:, :gamma] * inside
+    judged = _begins(outcomes)[:, None] * outcomes.reached[:, :gamma] * inside
     return Positions(judged.sum(axis=0), (judged * outcomes.judged).sum(axis=0))
 
 
@@ -142,6 +167,16 @@ def _outcomes(ratios: Tensor, gamma: int) -> _Outcomes:
     judged = _windows(np.append(r, np.zeros(gamma + 1)), gamma + 1)[:L, :gamma]
     reached = np.hstack([np.ones((L, 1)), judged.cumprod(axis=1)])
     return _Outcomes(judged, reached, reached * np.hstack([1 - judged, np.ones((L, 1))]))
+
+
+def _begins(outcomes: _Outcomes) -> Floats:
+    """Return [L]: how often a block begins at each position."""
+    L, width = outcomes.weights.shape
+    begins = np.zeros(L + width)
+    begins[:1] = 1
+    for s in range(L):
+        begins[s + 1 : s + 1 + width] += begins[s] * outcomes.weights[s]
+    return begins[:L]
 
 
 def _windows(row: Floats, width: int) -> Floats:
@@ -244,19 +279,15 @@ def speedup(tau: float, gamma: int, cost: Cost) -> float:
     return tau * cost.block(0) / cost.block(gamma)
 
 
-def best_gamma(taus: Mapping[int, float], cost: Cost) -> int:
-    """Return the γ of the largest forecast speed-up, the smallest of equal ones.
-
-    Args:
-        taus: τ by γ.
-        cost: The seconds of this machine.
+def best_gamma(speedups: Mapping[int, float]) -> int:
+    """Return the γ of the largest speed-up, the smallest of equal ones.
 
     Raises:
-        ValueError: If `taus` is empty.
+        ValueError: If there is none.
     """
-    if not taus:
+    if not speedups:
         raise ValueError("no gamma to choose from")
-    return max(sorted(taus), key=lambda gamma: speedup(taus[gamma], gamma, cost))
+    return max(sorted(speedups), key=lambda gamma: speedups[gamma])
 
 
 def needed_alpha(cost: Cost, gammas: Sequence[int], factor: float) -> float | None:
@@ -274,11 +305,13 @@ def needed_alpha(cost: Cost, gammas: Sequence[int], factor: float) -> float | No
     Raises:
         ValueError: If `gammas` is empty.
     """
+    if not gammas:
+        raise ValueError("no gamma to choose from")
 
     def reaches(alpha: float) -> bool:
-        taus = {gamma: block_efficiency_iid(alpha, gamma) for gamma in gammas}
-        gamma = best_gamma(taus, cost)
-        return speedup(taus[gamma], gamma, cost) >= factor
+        return factor <= max(
+            speedup(block_efficiency_iid(alpha, gamma), gamma, cost) for gamma in gammas
+        )
 
     if not reaches(1.0):
         return None

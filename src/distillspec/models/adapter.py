@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distillspec.models.heads import Head
+from distillspec.models.lora import merged
 from distillspec.models.protocol import Batch
 from distillspec.models.saving import Untrimmed, write_folder
 from distillspec.models.session import CachedSession
@@ -106,10 +107,11 @@ class TransformersModel:
         """Return the [N, H] states that predict the completion tokens, with gradient."""
         return self._body.hidden(batch)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write a complete transformers folder: weights, configs, tokenizer.
 
         A trimmed head is written whole, its kept rows as trained and the others as they were
         before trimming, with `kept_ids.json` beside it: plain transformers loads it untrimmed.
+        Adapters are merged into the weights they adapt.
         """
-        write_folder(folder, self.module, self.tokenizer, self._untrimmed)
+        write_folder(Path(folder), merged(self.module), self.tokenizer, self._untrimmed)

@@ -24,6 +24,7 @@ class Ran(TypedDict, total=False):
 
     tau_counted: Estimate
     tau_expected: Estimate
+    speedup_expected: Estimate
     speedup_measured: Estimate
     speedup_spread: list[float]
     speedup_end_to_end: Estimate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distillspec.math.forecast import expected_calls, expected_positions
+from distillspec.math.forecast import expected_blocks, expected_calls, expected_positions
 from distillspec.studies.answer import ContextRow, DomainRow, PositionRow, Positions
 from distillspec.studies.estimates import Estimate, ratio
 from distillspec.studies.outputs import Scores
@@ -21,6 +21,20 @@ def calls(scores: Scores, gamma: int) -> tuple[NDArray[np.float64], NDArray[np.f
     """Return [prompts] expected target calls and their variances at γ, by the exact recursion."""
     found = [expected_calls(ratios, gamma) for ratios in scores.ratios]
     return np.array([one.mean for one in found]), np.array([one.variance for one in found])
+
+
+def blocks(scores: Scores, gamma: int) -> NDArray[np.float64]:
+    """Return [prompts, γ+1] expected blocks by how many tokens they draft; their sum is the calls.
+
+    Where it is not known that an output was cut, all its blocks draft γ tokens.
+    """
+    limits = scores.limits or (None,) * len(scores.ratios)
+    return np.array(
+        [
+            expected_blocks(ratios, gamma, limit)
+            for ratios, limit in zip(scores.ratios, limits, strict=True)
+        ]
+    )
 
 
 def by_position(scores: Scores, gamma: int) -> Positions:

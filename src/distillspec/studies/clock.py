@@ -27,7 +27,7 @@ PASSES = 3
 """Timed passes of a kind per prompt, of which the median counts."""
 
 
-BLOCKS = 5
+BLOCKS = 8
 """Timed blocks of a kind per prompt, of which the median counts."""
 
 
@@ -200,16 +200,30 @@ class Timer:
     ) -> Timings:
         """Time passes of every width, and full blocks without a draft and with each at each γ.
 
+        Blocks of each kind take turns, because a machine's speed drifts from second to second.
+
         Raises:
             UserError: the target's context has no room for that.
         """
         passes = self.passes(prompts, widths)
-        blocks: dict[tuple[str | None, int], float] = {}
+        lanes = [
+            Lane(name, gamma, self.rule)
+            for name in (None, *self.drafts)
+            for gamma in ((0,) if name is None else self._drafted(name, gammas))
+        ]
+        streams: dict[tuple[str | None, int], Iterator[Block]] = {}
         prefill: dict[str | None, float] = {}
-        for name in (None, *self.drafts):
-            for gamma in (0,) if name is None else self._drafted(name, gammas):
-                lane = Lane(name, gamma, self.rule)
-                prefill[name], blocks[name, gamma] = self._full_blocks(prompts, lane)
+        for lane in lanes:
+            start = time.perf_counter()
+            streams[lane.draft, lane.gamma] = self._full_blocks(prompts, lane)
+            prefill[lane.draft] = time.perf_counter() - start
+        seconds: dict[tuple[str | None, int], list[float]] = {key: [] for key in streams}
+        for _ in range(BLOCKS):
+            for key, stream in streams.items():
+                start = time.perf_counter()
+                if next(stream, None) is not None:
+                    seconds[key].append(time.perf_counter() - start)
+        blocks = {key: statistics.median(of_kind) for key, of_kind in seconds.items()}
         return Timings(passes, blocks, prefill)
 
     def _drafted(self, name: str, gammas: Sequence[int]) -> list[int]:
@@ -227,8 +241,8 @@ class Timer:
             )
         return fitting
 
-    def _full_blocks(self, prompts: Sequence[Tensor], lane: Lane) -> tuple[float, float]:
-        """Return seconds of the prefill and the median of some blocks that draft γ in every row."""
+    def _full_blocks(self, prompts: Sequence[Tensor], lane: Lane) -> Iterator[Block]:
+        """Read the prompts and return some blocks to come that draft γ in every row."""
         width = lane.gamma + 1
         models = [self.target, *(self.drafts[name] for name in (lane.draft,) if name is not None)]
         fitting = [model.context // width for model in models if model.context is not None]
@@ -236,12 +250,7 @@ class Timer:
         tokens = count * width  # so that even the last block has γ tokens to draft
         for model in models:
             prompts = [_cut(prompt, model, tokens) for prompt in prompts]
-        start = time.perf_counter()
-        stream = self._stream(prompts, lane, self.seed, tokens, ())
-        ticks = [time.perf_counter()]
-        for _ in itertools.islice(stream, count):
-            ticks.append(time.perf_counter())
-        return ticks[0] - start, statistics.median(b - a for a, b in pairwise(ticks))
+        return itertools.islice(self._stream(prompts, lane, self.seed, tokens, ()), count)
 
     def _stream(
         self,

@@ -15,7 +15,6 @@ from distillspec.math.forecast import (
     break_even_alpha,
     headroom,
     needed_alpha,
-    speedup,
 )
 from distillspec.math.rules import Rule
 from distillspec.studies.answer import (
@@ -25,12 +24,11 @@ from distillspec.studies.answer import (
     GammaRow,
     Measurement,
     NeededRow,
-    Overview,
     Ran,
     verdict,
 )
-from distillspec.studies.breakdown import by_context, by_domain, by_position, calls
-from distillspec.studies.estimates import Estimate, estimate, ratio
+from distillspec.studies.breakdown import blocks, by_context, by_domain, by_position
+from distillspec.studies.estimates import Estimate, ratio
 from distillspec.studies.outputs import Scores
 
 WANTED = (1.0, 1.2, 1.5, 2.0)
@@ -69,18 +67,24 @@ def forecast(
         clocked: On how many prompts it ran.
     """
     alpha = ratio(scores.alpha_sums, scores.lengths)
-    expected = {gamma: calls(scores, gamma)[0] for gamma in gammas}
+    expected = {gamma: blocks(scores, gamma) for gamma in gammas}
     cost = costs[1]
     rows = [
         GammaRow(
-            **_overview(gamma, alpha["value"], scores, expected[gamma], cost),
+            gamma=gamma,
+            tau_forecast=ratio(scores.lengths, expected[gamma].sum(axis=1)),
+            tau_iid=block_efficiency_iid(alpha["value"], gamma),
+            speedup_forecast=gain(scores, expected[gamma], cost),
             **((ran or {}).get(gamma) or Ran()),
         )
         for gamma in gammas
     ]
-    best = best_gamma({row["gamma"]: row["tau_forecast"]["value"] for row in rows}, cost)
+    best = best_gamma({row["gamma"]: row["speedup_forecast"]["value"] for row in rows})
     break_even = break_even_alpha(cost, gammas)
-    batches = [_batch(size, costs[size], scores, expected) for size in sorted(costs)]
+    batches = [
+        _batch(size, costs[size], _at_batch(size, scores, expected, costs[size]))
+        for size in sorted(costs)
+    ]
     return Measurement(
         alpha=alpha,
         alpha_estimator=scores.estimator,
@@ -119,38 +123,38 @@ def needed(cost: Cost, gammas: Sequence[int]) -> list[NeededRow]:
     ]
 
 
-def _overview(
-    gamma: int, alpha: float, scores: Scores, expected: NDArray[np.float64], cost: Cost
-) -> Overview:
-    return Overview(
-        gamma=gamma,
-        tau_forecast=ratio(scores.lengths, expected),
-        tau_iid=block_efficiency_iid(alpha, gamma),
-        speedup_forecast=_gain(gamma, scores, expected, cost),
-    )
+def gain(scores: Scores, expected: NDArray[np.float64], cost: Cost) -> Estimate:
+    """Estimate the speed-up at batch 1: seconds of γ = 0 over those of the expected blocks.
+
+    Args:
+        scores: Of the draft.
+        expected: [prompts, γ+1] from `blocks`.
+        cost: The seconds of this machine.
+    """
+    by_drafted = [cost.block(drafted) for drafted in range(expected.shape[1])]
+    return ratio(scores.lengths * cost.block(0), expected @ by_drafted)
 
 
-def _gain(gamma: int, scores: Scores, expected: NDArray[np.float64], cost: Cost) -> Estimate:
-    factor = speedup(1.0, gamma, cost)
-    columns = np.stack([scores.lengths, expected], axis=1)
-    return estimate(lambda s: factor * s[:, 0] / s[:, 1], columns)
+def _at_batch(
+    size: int, scores: Scores, expected: Mapping[int, NDArray[np.float64]], cost: Cost
+) -> list[BatchGammaRow]:
+    """Forecast every γ; beside other rows a block that is cut short in one saves nothing."""
+    rows = []
+    for gamma, by_drafted in expected.items():
+        full = np.zeros_like(by_drafted)
+        full[:, gamma] = by_drafted.sum(axis=1)
+        factor = gain(scores, by_drafted if size == 1 else full, cost)
+        rows.append(BatchGammaRow(gamma=gamma, speedup_forecast=factor))
+    return rows
 
 
-def _batch(
-    size: int, cost: Cost, scores: Scores, expected: Mapping[int, NDArray[np.float64]]
-) -> BatchRow:
-    total = float(scores.lengths.sum())
-    gammas = list(expected)
+def _batch(size: int, cost: Cost, rows: list[BatchGammaRow]) -> BatchRow:
+    gammas = [row["gamma"] for row in rows]
     return BatchRow(
         batch_size=size,
         cost=_cost_row(cost),
-        gammas=[
-            BatchGammaRow(gamma=gamma, speedup_forecast=_gain(gamma, scores, of_gamma, cost))
-            for gamma, of_gamma in expected.items()
-        ],
-        best_gamma=best_gamma(
-            {gamma: total / float(of_gamma.sum()) for gamma, of_gamma in expected.items()}, cost
-        ),
+        gammas=rows,
+        best_gamma=best_gamma({row["gamma"]: row["speedup_forecast"]["value"] for row in rows}),
         break_even_alpha=break_even_alpha(cost, gammas),
         headroom=headroom(cost, gammas),
     )

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distillspec.math.forecast import best_gamma
+from distillspec.math.forecast import Cost, best_gamma
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.answer import Measurement, PrefillRow, Ran
-from distillspec.studies.breakdown import calls
+from distillspec.studies.breakdown import blocks, calls
 from distillspec.studies.clock import Lane, Race, Run, Timer, Timings
 from distillspec.studies.cost import fit_cost
 from distillspec.studies.estimates import Estimate, estimate, ratio
-from distillspec.studies.forecast import Prompts, forecast
+from distillspec.studies.forecast import Prompts, forecast, gain
 from distillspec.studies.outputs import Report, Scores, TargetOutputs, score
 
 TABLE_PROMPTS = 3
@@ -105,10 +105,14 @@ def measure(
         for name, draft in drafts.items()
     }
     timings = {size: _timings(timer, outputs, plan, size) for size in plan.batch_sizes}
+    costs = {
+        name: {size: fit_cost(of_size, name) for size, of_size in timings.items()}
+        for name in drafts
+    }
     lanes = {
         f"{name} · γ {gamma}": Lane(name, gamma, rule)
         for name in drafts
-        for gamma in _gammas_to_run(scores[name], timings[1], name, plan)
+        for gamma in _gammas_to_run(scores[name], costs[name][1], plan)
     }
     races = list(timer.race(outputs.prompts[: plan.clock_prompts], lanes, report))
     prompts = Prompts(
@@ -119,11 +123,11 @@ def measure(
     for name in drafts:
         own = {key: lane for key, lane in lanes.items() if lane.draft == name} if races else {}
         ran = {
-            lane.gamma: _ran(timer, key, lane, races, outputs, plan) for key, lane in own.items()
+            lane.gamma: _ran(timer, key, lane, races, outputs, costs[name][1], plan.batch_size)
+            for key, lane in own.items()
         }
-        costs = {size: fit_cost(of_size, name) for size, of_size in timings.items()}
         result = forecast(
-            scores[name], prompts, rule, costs, plan.gammas, ran=ran, clocked=len(races)
+            scores[name], prompts, rule, costs[name], plan.gammas, ran=ran, clocked=len(races)
         )
         result["prefill"] = _prefill(timings[1], name)
         found[name] = Finding(result, scores[name], tuple(own))
@@ -132,26 +136,28 @@ def measure(
 
 def _timings(timer: Timer, outputs: TargetOutputs, plan: Plan, size: int) -> list[Timings]:
     """Time passes and blocks at one batch size: on some single prompts, or on one batch of them."""
-    # Blocks of three γ show how they grow; passes are timed over every width.
-    middle = plan.gammas[len(plan.gammas) // 4]
-    gammas = sorted({plan.gammas[0], middle, plan.gammas[-1]})
     groups = (
         [[prompt] for prompt in outputs.prompts[:TABLE_PROMPTS]]
         if size == 1
         else [list(itertools.islice(itertools.cycle(outputs.prompts), size))]
     )
     widths = range(1, max(plan.gammas) + 2)
-    return [timer.timings(group, widths, gammas) for group in groups]
+    return [timer.timings(group, widths, timed_gammas(plan.gammas)) for group in groups]
 
 
-def _gammas_to_run(
-    scores: Scores, timings: Sequence[Timings], name: str, plan: Plan
-) -> tuple[int, ...]:
+def timed_gammas(gammas: Sequence[int]) -> list[int]:
+    """Return the γ whose blocks are timed: three show how blocks grow."""
+    return sorted({gammas[0], gammas[len(gammas) // 4], gammas[-1]})
+
+
+def _gammas_to_run(scores: Scores, cost: Cost, plan: Plan) -> tuple[int, ...]:
     if plan.clock_gammas is not None:
         return plan.clock_gammas
-    total = float(scores.lengths.sum())
-    taus = {gamma: total / float(calls(scores, gamma)[0].sum()) for gamma in plan.gammas}
-    return (best_gamma(taus, fit_cost(timings, name)),)
+    return (
+        best_gamma(
+            {gamma: gain(scores, blocks(scores, gamma), cost)["value"] for gamma in plan.gammas}
+        ),
+    )
 
 
 def _ran(
@@ -160,7 +166,8 @@ def _ran(
     lane: Lane,
     races: Sequence[Race],
     outputs: TargetOutputs,
-    plan: Plan,
+    cost: Cost,
+    batch_size: int,
 ) -> Ran:
     """Say what the clocked runs of one lane brought, and hold them against their own forecast.
 
@@ -170,7 +177,8 @@ def _ran(
         lane: The way of the runs.
         races: One for each of the first prompts of `outputs`.
         outputs: Where the prompts come from.
-        plan: How to measure.
+        cost: Of this draft, at batch 1.
+        batch_size: Rows per teacher-forced pass.
     """
     pairs = [(race.plain, race.runs[name]) for race in races]
     runs = [run for _, run in pairs]
@@ -178,11 +186,12 @@ def _ran(
     prompts = outputs.prompts[: len(runs)]
     own = TargetOutputs.of(prompts, [run.output for run in runs], lane.rule.sampling)
     draft = timer.drafts[str(lane.draft)]
-    scores = score(timer.target, draft, own, lane.rule, batch_size=plan.batch_size)
+    scores = score(timer.target, draft, own, lane.rule, batch_size=batch_size)
     mean, variance = calls(scores, lane.gamma)
     return Ran(
         tau_counted=ratio(own.lengths, counted),
         tau_expected=ratio(own.lengths, mean),
+        speedup_expected=gain(scores, blocks(scores, lane.gamma), cost),
         speedup_measured=rate_ratio(pairs, lambda run: run.seconds),
         speedup_spread=_spread(pairs),
         speedup_end_to_end=rate_ratio(pairs, lambda run: run.prefill + run.seconds),

@@ -40,6 +40,8 @@ class TargetOutputs:
     """[L, H] hidden states of the target that predict each completion token."""
     sampling: Sampling
     """The settings they were sampled at."""
+    limits: tuple[int | None, ...] | None = None
+    """Length at which each was cut, None for one that ended by itself; None where not known."""
 
     @staticmethod
     def of(
@@ -51,6 +53,9 @@ class TargetOutputs:
             completions=tuple(torch.tensor(output.ids) for output in outputs),
             states=tuple(output.states for output in outputs),
             sampling=sampling,
+            limits=tuple(
+                len(output.ids) if output.finish_reason == "length" else None for output in outputs
+            ),
         )
 
     @property
@@ -70,6 +75,8 @@ class LoggedOutputs:
     logprobs: tuple[Tensor, ...] | None
     """[L] each: ln p of each completion token at the sampler served; None where it was not
     logged."""
+    limits: tuple[int | None, ...] | None = None
+    """As in `TargetOutputs`."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Scores:
     might draft (Σ_v min(p, q) under the ratio test); None where the target was not at hand."""
     ratios: tuple[Tensor, ...]
     """float64 [L] each: r_t, the probability that y_t is accepted as a drafted token."""
+    limits: tuple[int | None, ...] | None = None
+    """As in `TargetOutputs`."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -215,7 +224,7 @@ def score(
         acceptance[i][rows] = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
         y = outputs.completions[i][rows, None].to(p.device)
         ratios[i][rows] = _ratios(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
-    return Scores(tuple(acceptance), tuple(ratios))
+    return Scores(tuple(acceptance), tuple(ratios), outputs.limits)
 
 
 @torch.inference_mode()
@@ -240,7 +249,7 @@ def score_logged(
             else torch.ones_like(q_of_y)
         )
         ratios[i][rows] = _ratios(rule, p_of_y, q_of_y)
-    return Scores(None, tuple(ratios))
+    return Scores(None, tuple(ratios), outputs.limits)
 
 
 def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:

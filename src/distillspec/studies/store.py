@@ -30,8 +30,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,10 @@ class Run:
 
     folder: Path
     """The directory."""
+    followers: list[Callable[[Mapping[str, Any]], None]] = field(
+        default_factory=list, compare=False
+    )
+    """Each is given every row that `log` has written."""
 
     @classmethod
     def create(
@@ -101,6 +105,8 @@ class Run:
             ValueError: the row holds a NaN or an infinity; the message names its key.
         """
         self.append(METRICS, row)
+        for follow in self.followers:
+            follow(row)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Append one row to the JSONL file `name`, on file at once.

@@ -133,15 +133,16 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
     loose = target_ids is not None
     target = text_of(value["target"], "target", loose=loose) if "target" in value else None
     domain = text_of(value["domain"], "domain") if "domain" in value else None
+    cut = value.get("finish_reason") == "length"
     row_id = id_of(value["id"], "id") if "id" in value else fallback
     if given != ["messages"]:
         prompt = text_of(value[given[0]], given[0])
-        return Row(row_id, prompt, target, domain, target_ids, logprobs)
+        return Row(row_id, prompt, target, domain, target_ids, logprobs, cut)
     messages, answer = _messages(value["messages"])
     if answer is not None and target is not None:
         raise InvalidRowError("both 'target' and a last message of the assistant; give one")
     answer = target if answer is None else answer
-    return Row(row_id, messages, answer, domain, target_ids, logprobs)
+    return Row(row_id, messages, answer, domain, target_ids, logprobs, cut)
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Row:
     target_logprobs: tuple[float, ...] | None = None
     """ln of the probability each of `target_ids` had where it was sampled, where that was logged:
     nats, after the sampling settings."""
+    cut: bool = False
+    """Whether `target` is known to have ended at its length limit."""
 
     @property
     def text(self) -> str:

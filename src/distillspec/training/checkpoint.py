@@ -14,7 +14,6 @@ older ones removed. A process killed at any moment leaves the newest whole check
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from distillspec.errors import UserError
+from distillspec.files import flush
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.processes import ALONE, Processes
 from distillspec.training.state import State
@@ -177,7 +177,7 @@ def whole(final: Path, owner: str) -> Iterator[Path]:
     with _writing(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            _flush(folder.parent)
+            flush(folder.parent)
         for leftover in folder.glob(f"*.{owner}.partial"):
             shutil.rmtree(leftover)
         partial = _aside(final, owner)
@@ -185,12 +185,12 @@ def whole(final: Path, owner: str) -> Iterator[Path]:
         try:
             yield partial
             for path in [*(path for path in partial.rglob("*")), partial]:
-                _flush(path)
+                flush(path)
             partial.rename(final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # room on the disk, where it is full
             raise
-        _flush(folder)
+        flush(folder)
 
 
 def remove(folder: Path, owner: str) -> None:
@@ -227,7 +227,17 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 def _read_plain(path: Path) -> dict[str, Any]:
     with _explained(path):
         plain = json.loads(path.read_text(encoding="utf-8"))
-        parts = {"format", "run", "step", "seconds", "seed", "recipe", "data", "target"}
+        parts = {
+            "format",
+            "run",
+            "step",
+            "seconds",
+            "seed",
+            "recipe",
+            "data",
+            "target",
+            "reference",
+        }
         if not isinstance(plain, dict) or not parts | {"optimizer"} <= set(plain):
             raise ValueError(f"expected {', '.join(sorted(parts))}, optimizer")
         if plain["format"] != _FORMAT:
@@ -313,14 +323,3 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
         return []
     matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
     return sorted((int(match[1]), path) for match, path in matches if match)
-
-
-def _flush(path: Path) -> None:
-    """Have the operating system put a file or a folder's list of names on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows opens no folders
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

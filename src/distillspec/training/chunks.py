@@ -120,7 +120,7 @@ def chunked(objective: Objective, hidden: Tensor) -> tuple[Tensor, Tensor | None
     """
     if not torch.is_grad_enabled():
         (seen,) = survey(objective, (objective.draft, hidden))
-        return _weighed(seen.values, objective.weights), _total(seen.measures)
+        return _weighed(seen.values, objective.weights), total(seen.measures)
     layer = plain_linear(objective.draft.projection)
     module = objective.draft.module if layer is None else layer
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -192,10 +192,10 @@ class _Chunked(torch.autograd.Function):
             sums = [_add(old, new) for old, new in zip(sums, found[1:], strict=True)]
             del logits, slope, found  # before the next chunk's are made
         ctx.gradients = (d_hidden, *(sums if product is None else product.release()))
-        total = _total(torch.stack(measures) if measures else None)
-        if total is not None:
-            ctx.mark_non_differentiable(total)
-        return torch.stack(values).sum(), total
+        measured = total(torch.stack(measures) if measures else None)
+        if measured is not None:
+            ctx.mark_non_differentiable(measured)
+        return torch.stack(values).sum(), measured
 
     @staticmethod
     @once_differentiable
@@ -243,7 +243,8 @@ def _weighed(values: Tensor, weights: Tensor) -> Tensor:
     return (values.masked_fill(weights == 0, 0.0) * weights).sum()
 
 
-def _total(measures: Tensor | None) -> Tensor | None:
+def total(measures: Tensor | None) -> Tensor | None:
+    """Sum up what was measured, in float64 on the CPU; None if nothing was."""
     return None if measures is None else measures.cpu().double().sum()
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
-from distillspec.decoding import collect, speculate
+from distillspec.decoding import Output, complete
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import LanguageModel
@@ -150,37 +150,41 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def rollout(
-    model: LanguageModel,
+    writer: LanguageModel,
     prompts: Sequence[Tensor],
     *,
+    ahead: LanguageModel | None = None,
+    gamma: int = 0,
     max_new_tokens: int,
     stop: Sequence[int],
     generators: Sequence[Generator],
-) -> tuple[Tensor, ...]:
+) -> list[Output]:
     """Sample one completion per prompt, at temperature 1 and without truncation.
 
     The paper's Appendix B samples its data so; a lower temperature harms (C.1.3).
 
     Args:
-        model: The draft (on-policy data) or the target (target data).
+        writer: The draft (on-policy data) or the target (target data), whose law is sampled.
         prompts: 1-D int64 ids, one tensor a row.
+        ahead: A draft that writes ahead of it, which changes the seconds and not the law.
+        gamma: Tokens it writes ahead; 0 without one.
         max_new_tokens: The length limit in tokens.
         stop: Ids that end a completion: the target's, whichever model writes.
         generators: One per prompt; a row depends on its own only.
 
     Returns:
-        One 1-D int64 tensor of 1…max_new_tokens ids per prompt, the stop token included.
+        One output per prompt, of 1…max_new_tokens ids, the stop token included.
     """
-    with evaluation_mode(model.module):
-        blocks = speculate(
-            model,
-            None,
+    with ExitStack() as modes:
+        for model in (writer,) if ahead is None else (writer, ahead):
+            modes.enter_context(evaluation_mode(model.module))
+        return complete(
+            writer,
+            ahead,
             prompts,
-            gamma=0,
+            gamma=gamma,
             max_new_tokens=max_new_tokens,
             sampling=Sampling(),
             stop=stop,
             generators=generators,
         )
-        outputs = collect(blocks, len(prompts))
-    return tuple(torch.tensor(output.ids, dtype=torch.int64) for output in outputs)

@@ -16,6 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.models.vocabulary import check_same
@@ -215,15 +218,20 @@ def _complete(
         start, stop = min(start, part.rows.start), max(stop, part.rows.stop)
     examples = [batches.examples[i] for i in indices[start:stop]]
     prompts = tuple(example.prompt for example in examples)
+    decoded: list[Tensor] | None = None
     if source == "fixed":
         completions = tuple(e.completion for e in examples if e.completion is not None)
     else:
-        writer = target if source == "target" else draft
+        by_target = source == "target"
+        writer = target if by_target else draft
         if writer is None:
             raise ValueError("target data without a target")
-        completions = rollout(
+        gamma = state.recipe.target_gamma if by_target else 0
+        outputs = rollout(
             writer,
             prompts,
+            ahead=draft if gamma else None,
+            gamma=gamma,
             max_new_tokens=state.recipe.max_new_tokens,
             stop=(draft if target is None else target).eos_ids,
             # By a row's place in the whole batch: who else is in the share changes nothing.
@@ -231,6 +239,9 @@ def _complete(
                 generator(state.seed, "rollout", state.step, row) for row in range(start, stop)
             ],
         )
+        completions = tuple(torch.tensor(output.ids, dtype=torch.int64) for output in outputs)
+        if by_target:
+            decoded = [output.states for output in outputs]
     batch = Batch(prompts, completions)
     return [
         Pass(
@@ -238,6 +249,7 @@ def _complete(
             tuple(indices[row] for row in part.rows),
             part.rows.start,
             part.counts,
+            None if decoded is None else torch.cat([decoded[row - start] for row in part.rows]),
         )
         for part in parts
     ]

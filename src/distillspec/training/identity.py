@@ -23,7 +23,11 @@ def fingerprint(module: nn.Module) -> str:
         total.update(f"{name} {list(tensor.shape)} {tensor.dtype}\n".encode())
         values = tensor.detach().reshape(-1)
         if len(values):
-            at = torch.linspace(0, len(values) - 1, min(SAMPLED, len(values))).long()
+            # In float64: float32 rounds the last place of a large tensor up to one past its end.
+            places = torch.linspace(
+                0, len(values) - 1, min(SAMPLED, len(values)), dtype=torch.float64
+            )
+            at = places.long()
             chosen = values[at.to(values.device)].cpu().contiguous()
             total.update(chosen.view(torch.uint8).numpy().tobytes())
     return total.hexdigest()

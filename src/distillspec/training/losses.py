@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from distillspec.math import divergences, pairs
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.cache import states_of
-from distillspec.training.chunks import Head, Objective, Rows, chunked, survey
+from distillspec.training.chunks import Head, Objective, Rows, chunked, survey, total
 from distillspec.training.recipes import Divergence, Precision, Reduction
 from distillspec.training.worth import path_worth, select
 
@@ -143,7 +143,7 @@ def _selected(
     places = weights.nonzero().squeeze(-1)
     chosen = replace(objective, weights=weights).at(places)
     value, _ = chunked(chosen, hidden[places.to(hidden.device)])
-    return Loss(value, _total(ours.measures))
+    return Loss(value, total(ours.measures))
 
 
 def _path(objective: Objective, hidden: Tensor, lengths: Sequence[int], gamma: int) -> Loss:
@@ -170,11 +170,7 @@ def _path(objective: Objective, hidden: Tensor, lengths: Sequence[int], gamma: i
     places = worth.nonzero().squeeze(-1) if bool(worth.any()) else worth.new_zeros(1).long()
     surrogate = replace(objective, score=hard, target_head=None, weights=worth).at(places)
     slope, _ = chunked(surrogate, hidden[places.to(hidden.device)])
-    return Loss(value.to(slope) + (slope - slope.detach()), _total(seen.measures))
-
-
-def _total(measures: Tensor | None) -> Tensor | None:
-    return None if measures is None else measures.cpu().double().sum()
+    return Loss(value.to(slope) + (slope - slope.detach()), total(seen.measures))
 
 
 def scored(

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from distillspec.errors import UserError
+from distillspec.errors import UserError, differences
 from distillspec.files import write_whole
 from distillspec.math.partial import Known, known_of
 from distillspec.models.protocol import Batch, LanguageModel
@@ -63,14 +63,15 @@ class Origin:
     """The settings that the completions were sampled at. The log-probabilities are always those
     of temperature 1 without truncation, which is what training compares."""
 
+    @property
+    def fingerprint(self) -> str:
+        """A SHA-256 of all that is compared."""
+        values = {name: value for name, value in asdict(self).items() if name != "target"}
+        return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
     def differences(self, wanted: Mapping[str, object]) -> list[str]:
         """Say of each value that is not as wanted what was recorded and what is wanted."""
-        told = {**asdict(self), **self.sampling}
-        return [
-            f"{name} was {_short(told.get(name))} and is {_short(value)}"
-            for name, value in wanted.items()
-            if told.get(name) != value
-        ]
+        return differences({**asdict(self), **self.sampling}, wanted)
 
 
 @dataclass(frozen=True)
@@ -276,12 +277,6 @@ def _digest(prompt: Tensor, completion: Tensor) -> bytes:
     """Hash an example's ids; the length of its prompt keeps the border between the two."""
     ids = torch.cat([prompt.new_tensor([len(prompt)]), prompt, completion]).cpu()
     return sha256(ids.numpy().astype("<i8").tobytes()).digest()[:_DIGEST]
-
-
-def _short(value: object) -> str:
-    """Return a value as a message shows it; of a hash the beginning is enough."""
-    text = repr(value)
-    return f"{text[:13]}…'" if isinstance(value, str) and len(value) == 64 else text
 
 
 @contextmanager

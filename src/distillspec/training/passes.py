@@ -33,6 +33,9 @@ class Pass:
     """The place of its first row in the step's batch."""
     counts: bool
     """False for rows that another pass counts; see `data.Part`."""
+    decoded: Tensor | None = None
+    """[N, H] the target's states at the completion positions, if the target wrote them: decoding
+    has computed them, so that target data costs no second pass."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Witness:
             return packed(self.offline.known(one.batch)), None
         if self.target is None:
             return None, None
+        if one.decoded is not None:
+            return one.decoded, None
         if source != "fixed" or self.cache is None:
             return states_of(self.target, one.batch), None
         hidden = self.cache.states(self.target, one.indices, one.batch)

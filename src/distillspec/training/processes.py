@@ -126,7 +126,7 @@ class Alone:
 
     def backward(self, value: Tensor) -> None:
         """Add the gradients."""
-        value.backward()
+        torch.autograd.backward(value)
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
         """Scale the gradients down to a norm of `limit`; return the norm before."""

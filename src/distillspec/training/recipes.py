@@ -172,6 +172,9 @@ class Recipe:
     max_new_tokens: int = 64
     """The length limit of sampled completions, in tokens; the paper's for XSum, a task may
     differ. Fixed completions are used whole."""
+    target_gamma: int = 0
+    """How many tokens a block the draft in training writes ahead of the target in sampled target
+    data, which stays exactly the target's; 0 lets the target write alone."""
     clip: float | None = None
     """The largest norm of the gradient; None not to clip (the paper names no clipping)."""
     reduction: Reduction = "sequence_mean"
@@ -195,6 +198,10 @@ class Recipe:
         ):
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, got {count!r}")
+        if type(self.target_gamma) is not int or self.target_gamma < 0:
+            raise UserError(
+                f"target_gamma must be a whole number of at least 0, got {self.target_gamma!r}"
+            )
         if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
             raise UserError(f"clip must be above 0, or none not to clip, got {self.clip!r}")
         if self.divergence.name == "path" and self.mixture.draft > 0:

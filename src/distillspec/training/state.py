@@ -18,6 +18,7 @@ from distillspec.models.vocabulary import check_same
 from distillspec.training.data import Batches
 from distillspec.training.identity import fingerprint
 from distillspec.training.interrupts import undivided
+from distillspec.training.offline import OfflineTarget
 from distillspec.training.optimization import Adafactor, Optimizer
 from distillspec.training.recipes import Recipe
 
@@ -40,7 +41,8 @@ class State:
         recipe: Recipe,
         *,
         seed: int,
-        target: LanguageModel | None = None,
+        target: LanguageModel | OfflineTarget | None = None,
+        reference: LanguageModel | None = None,
     ) -> None:
         """Start at step 0.
 
@@ -50,7 +52,8 @@ class State:
             batches: The data, remembered by its digest.
             recipe: What the steps will do.
             seed: From which all randomness of the run follows.
-            target: The model to agree with, remembered by its fingerprint.
+            target: The model to agree with, or what one said, remembered by its fingerprint.
+            reference: The draft distilled before, likewise.
         """
         self.recipe = recipe
         self.seed = seed
@@ -66,7 +69,7 @@ class State:
         """What the draft calls them, whose weights they are wherever these are."""
         self.optimizer = make_optimizer(recipe.optimizer, self.parameters, recipe.learning_rate)
         self._batches = batches
-        self._target = None if target is None else fingerprint(target.module)
+        self._models = {"target": _fingerprint(target), "reference": _fingerprint(reference)}
 
     def update(self, seconds: float) -> float:
         """Apply the gradients and drop them; `seconds` is the time trained, this step included.
@@ -127,15 +130,15 @@ class State:
             "seed": self.seed,
             "recipe": self.recipe.to_dict(),
             "data": self._batches.digest(),
-            "target": self._target,
+            **self._models,
             "optimizer": self.optimizer.state_dict(),
         }
 
     def changes(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Say what differs from the run that `saved` was taken of: by key, what was and what is.
 
-        The keys are the recipe's, `data`, `target` and `seed`. Where a recipe was read is no part
-        of what it does.
+        The keys are the recipe's, `data`, `target`, `reference` (the draft) and `seed`. Where a
+        recipe was read is no part of what it does.
         """
         mine, theirs = self.recipe.to_dict(), saved["recipe"]
         found = {
@@ -148,7 +151,7 @@ class State:
         same_size = Batches(self._batches.examples, size).digest()
         for key, was, now in (
             ("data", saved["data"], same_size),
-            ("target", saved["target"], self._target),
+            *((name, saved[name], now) for name, now in self._models.items()),
             ("seed", saved["seed"], self.seed),
         ):
             if was != now:
@@ -192,9 +195,18 @@ class State:
         return changed
 
 
+def _fingerprint(model: LanguageModel | OfflineTarget | None) -> str | None:
+    if isinstance(model, OfflineTarget):
+        return model.origin.fingerprint
+    return None if model is None else fingerprint(model.module)
+
+
 def bound(changed: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """Return the keys of changes that cannot be allowed: the saved moments would mean nothing."""
-    found = {"frozen"} & set(changed)
+    """Return the keys of changes that cannot be allowed: the saved moments would mean nothing.
+
+    `lora` is no key of `State.changes`: the shapes of saved weights show it. Verbs tell it sooner.
+    """
+    found = {"frozen", "lora"} & set(changed)
     was, now = changed.get("optimizer", ({}, {}))
     return found | ({"optimizer"} if was and was["name"] != now["name"] else set())
 
@@ -208,7 +220,7 @@ def told(changed: Mapping[str, tuple[Any, Any]]) -> str:
             parts += [
                 f"{key}.{name} was {was.get(name)!r} and is {now.get(name)!r}" for name in inner
             ]
-        elif key in ("data", "target"):
+        elif key in ("data", "target", "reference"):
             parts.append(f"other {key}")
         else:
             parts.append(f"{key} was {was!r} and is {now!r}")
