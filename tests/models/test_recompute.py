@@ -70,11 +70,11 @@ def test_a_rollout_keeps_its_cache_and_writes_the_same(family):
 
     def sampled():
         widths.clear()
-        ids = rollout(
+        outputs = rollout(
             model, batch().prompts, max_new_tokens=8, stop=(),
             generators=[torch.Generator().manual_seed(i) for i in range(2)],
         )  # fmt: skip
-        return [row.tolist() for row in ids], list(widths)
+        return [output.ids for output in outputs], list(widths)
 
     ids, honest = sampled()
     model.module.train()
