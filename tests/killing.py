@@ -1,8 +1,9 @@
 """Processes that kill themselves while they save or train, and what their folders are worth then.
 
-`points` kills a save at every call into the system, in forks of the process that calls it: a save
-starts no thread and takes no gradient, which a fork might not survive. `resumed` kills training
-after a checkpoint, in forks of an interpreter of its own:
+`Saves` holds a save up at every call into the system and keeps what a death there would leave; and
+it kills saves for good, in forks of the process that calls it: a save starts no thread and takes no
+gradient, which a fork might not survive. `resumed` kills training after a checkpoint, in forks of
+an interpreter of its own:
 
     python killing.py FOLDER FAMILY N [FAMILY N …]    a checkpoint at step N of 10
 
@@ -124,80 +125,96 @@ def child(act):
 SYSTEM = ("posix", "io", "_io", "safetensors", "safetensors._safetensors_rust")
 
 
-class Death:
-    """Counts calls of Python into the system and the file formats, and dies before call `at`."""
+class Calls:
+    """Counts calls of Python into the system and the file formats, and acts before each."""
 
-    def __init__(self, at):
-        self.calls, self.at = 0, at
+    def __init__(self, before):
+        self.count, self.before = 0, before
 
     def __call__(self, frame, event, function):
         if event != "c_call":
             return
         owner = function.__module__ or type(getattr(function, "__self__", None)).__module__
         if owner in SYSTEM:
-            self.calls += 1
-            if self.calls == self.at:
+            self.count += 1
+            self.before(self.count)
+
+
+class Saves:
+    """The third save of a run, with two checkpoints before it, watched and killed."""
+
+    def __init__(self, folder):
+        self.run = folder / "checkpoints"
+        self._earlier, self._left = folder / "earlier", folder / "left"
+        for step in (1, 2):
+            checkpoint.save(self._earlier, *table_state(step), keep=2)
+        self._third = table_state(3)
+        self._begin()
+        self._left.mkdir()
+        self.calls = self._save(lambda at: shutil.copytree(self.run, self._left / str(at)))
+        self.largest = max(path.stat().st_size for path in (self.run / "step-3").iterdir())
+
+    def _begin(self):
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.copytree(self._earlier, self.run)
+
+    def _save(self, before):
+        """Save, acting before every call; return how many there were."""
+        calls = Calls(before)
+        sys.setprofile(calls)
+        try:
+            checkpoint.save(self.run, *self._third, keep=2)
+        finally:
+            sys.setprofile(None)
+        return calls.count
+
+    def left(self, at):
+        """The folder that a death before call `at` leaves: what was not written yet is lost."""
+        return self._left / str(at)
+
+    def killed(self, at):
+        """Kill a save before call `at`; return the number of the signal."""
+
+        def die(now):
+            if now == at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        self._begin()
+        return child(lambda: self._save(die))
 
-def points(folder):
-    """Kill a save at every call into the system, and in the middle of every write.
+    def overrun(self, size):
+        """Have the kernel kill a save at the first byte past `size` in a file; return likewise."""
 
-    It ends at the first death that leaves no usable checkpoint.
+        def save():
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            checkpoint.save(self.run, *self._third, keep=2)
 
-    Returns:
-        How many calls a save makes; and of every death what `after` says.
-    """
-    earlier, run, count = folder / "earlier", folder / "checkpoints", folder / "count"
-    for step in (1, 2):
-        checkpoint.save(earlier, *table_state(step), keep=2)
-    third = table_state(3)
-
-    def counted(at):
-        death = Death(at)
-        sys.setprofile(death)
-        checkpoint.save(run, *third, keep=2)
-        sys.setprofile(None)
-        count.write_text(str(death.calls))
-
-    def limited(size):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills at the byte past `size`
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        checkpoint.save(run, *third, keep=2)
-
-    def killed(act):
-        shutil.rmtree(run, ignore_errors=True)
-        shutil.copytree(earlier, run)
-        return child(act)
-
-    killed(lambda: counted(0))
-    calls = int(count.read_text())
-    largest = max(path.stat().st_size for path in (run / "step-3").iterdir())
-    sizes = range(0, largest, max(1, largest // 12))
-    found = []
-    for act in [
-        *(partial(counted, at) for at in range(1, calls + 1)),
-        *(partial(limited, size) for size in sizes),
-    ]:
-        found.append(after(killed(act), run))
-        if isinstance(found[-1][1], str):
-            break
-    return calls, found
+        self._begin()
+        return child(save)
 
 
-def after(died, folder):
-    """What a death leaves: its signal, the newest checkpoint, and all names once it went on."""
+def content(folder):
+    """All that is in a folder, byte for byte."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def after(folder):
+    """The newest checkpoint's step, or what is wrong with it; and all names once it went on."""
     left = restored(folder)
     if isinstance(left, str):
-        return died, left, None
+        return left, None
     draft, state = left
     step = state.step
     state.step += 1
     with torch.no_grad():
         draft.logits.fill_(state.step)
     checkpoint.save(folder, draft, state, keep=2)
-    return died, step, sorted(path.name for path in folder.iterdir())
+    return step, sorted(path.name for path in folder.iterdir())
 
 
 @contextmanager

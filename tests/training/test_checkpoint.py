@@ -220,26 +220,34 @@ def test_a_file_too_large_for_the_disk_is_one_line_and_leaves_no_ruin(tmp_path):
 
 def test_a_save_killed_at_any_call_or_write_leaves_a_usable_newest_checkpoint(tmp_path):
     """Lightning#688, pytorch-image-models#98, speculators#739, SpecForge#659, transformers#40790: a
-    SIGKILL in a save left a truncated newest checkpoint. Killed before every single call of Python
+    SIGKILL in a save left a truncated newest checkpoint. Here: before every single call of Python
     into the system, and by the kernel in the middle of every file."""
-    calls, found = killing.points(tmp_path)
-    assert calls > 50
-    assert all(died in (signal.SIGKILL, signal.SIGXFSZ, 0) for died, *_ in found)
-    killed = [(left, then) for died, left, then in found if died]
-    assert len(killed) > calls
-    for left, then in killed:
+    saves = killing.Saves(tmp_path)
+    assert saves.calls > 50
+    found = []
+    for at in range(1, saves.calls + 1, 8):  # what is kept of a call is what a real death leaves
+        assert saves.killed(at) == signal.SIGKILL
+        assert killing.content(saves.run) == killing.content(saves.left(at))
+        found.append(killing.after(saves.run))
+    for size in range(0, saves.largest, max(1, saves.largest // 12)):
+        assert saves.overrun(size) == signal.SIGXFSZ
+        found.append(killing.after(saves.run))
+    found += [killing.after(saves.left(at)) for at in range(1, saves.calls + 1)]
+    for left, then in found:
         assert left in (2, 3), left
         # The run goes on, and what the killed save left half done is gone.
         assert then == [f"step-{left}", f"step-{left + 1}"]
-    assert {left for left, _ in killed} == {2, 3}
+    assert {left for left, _ in found} == {2, 3}
 
 
 def test_the_killer_finds_what_is_wrong_with_a_save_in_place(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "whole", killing.in_place)
-    _, found = killing.points(tmp_path)
-    died, left, _ = found[-1]  # it stops at the first
-    assert died == signal.SIGKILL
-    assert isinstance(left, str)
+    saves = killing.Saves(tmp_path)
+    kept = [killing.after(saves.left(at))[0] for at in range(1, saves.calls + 1)]
+    wrong = [at for at, left in enumerate(kept, 1) if isinstance(left, str)]
+    assert wrong
+    assert saves.killed(wrong[0]) == signal.SIGKILL
+    assert isinstance(killing.after(saves.run)[0], str)
 
 
 def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(tmp_path):
