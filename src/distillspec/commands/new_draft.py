@@ -23,7 +23,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
         raise UserError("give either --layers (keep those of the target) or --width (a fresh one)")
     if (settings.keep_ids is None) != (settings.prompts is None):
         raise UserError("--keep-ids and --prompts go together: the ids are chosen by their texts")
-    _make_way(settings.out)
+    make_way(settings.out)
     target = load_model(settings.target)
     kept = None
     if settings.keep_ids is not None and settings.prompts is not None:
@@ -49,7 +49,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
     }
 
 
-def _make_way(out: Path) -> None:
+def make_way(out: Path) -> None:
     """Make the folder, or refuse one that holds anything or cannot be made."""
     try:
         out.mkdir(parents=True, exist_ok=True)
