@@ -170,11 +170,11 @@ def test_a_study_file_is_checked_before_anything_runs(place, capsys, change, sai
 def test_a_new_model_has_the_sizes_asked_for(place, capsys, family):
     code, found, _ = run(
         capsys, "new-model", "--family", family, "--out", place / "m", "--width", 16, "--depth", 2,
-        "--heads", 2, "--ff", 24, "--prompts", place / "data" / "train.jsonl", "--vocabulary", 280,
+        "--heads", 2, "--ff", 24, "--prompts", place / "data" / "train.jsonl", "--vocabulary", 270,
     )  # fmt: skip
     assert code == 0
     model = load(found["out"])
-    assert found["vocabulary"] == model.vocabulary.size == 280
+    assert found["vocabulary"] == model.vocabulary.size == 270
     config = model.module.config
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 2, 2)
     assert sum(p.numel() for p in model.parameters()) == found["parameters"]

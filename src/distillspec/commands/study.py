@@ -10,6 +10,7 @@ from typing import Any
 from distillspec.commands.plan import Planned, plan
 from distillspec.commands.progress import console
 from distillspec.commands.steps import Ended, make
+from distillspec.commands.study_report import draw, verdicts
 from distillspec.commands.study_settings import Study
 from distillspec.errors import UserError, nearest
 from distillspec.studies.grid import Cell
@@ -26,7 +27,12 @@ def run(settings: Study) -> dict[str, Any]:
     chosen = _chosen(planned, settings.steps)
     if settings.action == "run":
         _run(settings, planned, chosen, out)
-    return _status(planned, chosen, out)
+    found = _status(planned, chosen, out)
+    if settings.action == "report":
+        files = draw(planned.study.name, settings.file, planned.study.findings, out)
+        found["report"] = str(files[0])
+        found["findings"] = verdicts(settings.file, planned.study.findings, out)
+    return found
 
 
 def _chosen(planned: Planned, steps: Sequence[str]) -> list[Cell]:
@@ -142,4 +148,8 @@ def tell(result: Mapping[str, Any]) -> str:
     lines += [f"failed: {title}: {error}" for title, error in result["failures"].items()]
     if result["left"] or result["failed"]:
         lines.append(result["time_left"])
+    for one in result.get("findings", ()):
+        lines += [f"{one['number']:>3} {one['outcome']:<14} {one['claim']}", f"    {one['said']}"]
+    if "report" in result:
+        lines.append(str(result["report"]))
     return "\n".join(lines)
