@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from distillspec.commands.settings import DType
+
 _POSITIONAL = {"positional": True}
 
 
@@ -40,6 +42,44 @@ class NewModel:
     """Train the tokenizer on at most this many rows."""
     seed: int = 0
     """Seed of the weights."""
+
+
+@dataclass(frozen=True)
+class Garden:
+    """Compare models and pairs of a family on a task: quality, latency, the front, and a pick."""
+
+    task: str
+    """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
+    ways: tuple[str, ...]
+    """Ways to answer, each NAME=MODEL or NAME=MODEL+DRAFT; the first is what speed-ups are over."""
+    out: Path
+    """Run directory: the result, and every output with its counts and quality."""
+    data: Path | None = None
+    """File of the task's rows in JSON lines; leave out for where the task itself finds them."""
+    max_latency: float | None = None
+    """Pick the best way within this many seconds a prompt."""
+    min_quality: float | None = None
+    """Pick the fastest way with at least this many points of the task's main figure."""
+    gamma: int = 5
+    """Drafted tokens per block."""
+    temperature: float = 0.0
+    """The sampling temperature of all models; 0 is greedy."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that make up this mass."""
+    limit: int = 32
+    """Use at most this many random rows; every way answers each of them on the clock."""
+    max_new_tokens: int | None = None
+    """Length limit of an output, in tokens; leave out for the task's own."""
+    repetitions: int = 1
+    """Timed runs of every way per row, of which the median counts."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of the sampling and of the random rows."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ VERBS = {
     "evaluate": Verb(on_tasks.Evaluate, "evaluate", out="run"),
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff", out="run"),
     "transfer": Verb(on_tasks.Transfer, "transfer", out="run"),
+    "garden": Verb(on_studies.Garden, "garden", out="run"),
     "study": Verb(on_studies.Study, "study"),
     "report": Verb(verbs.Report, "report"),
 }
