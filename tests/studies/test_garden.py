@@ -1,4 +1,4 @@
-"""`garden`: laws of its points, the front, and the pick, on exact tables and points made by hand."""
+"""`garden`: its points, the front and the pick, on exact tables and points made by hand."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from distillspec.commands.settings import DType
+from distillspec.commands.settings import DType, LosslessRule
 
 _POSITIONAL = {"positional": True}
 
@@ -80,6 +80,64 @@ class Garden:
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0
     """Seed of the sampling and of the random rows."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Search for a recipe: successive halving on held-out τ after equal seconds of training.
+
+    Every candidate trains for the same seconds, the better half for twice as long, and so on. The
+    winner is held against a named recipe on held-out prompts that chose nothing.
+    """
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    draft: str
+    """Folder or hub name of the draft to begin with."""
+    prompts: str
+    """Prompt file, task, or TASK=FILE to train on."""
+    held_out: str
+    """Prompt file, task, or TASK=FILE, none of it in --prompts: every second prompt chooses, the
+    others judge the winner."""
+    out: Path
+    """Run directory: the result, every evaluation, and winner.yaml for `distill --config`."""
+    minutes: float
+    """Minutes of training in all; answers and evaluations are not counted."""
+    divergences: tuple[str, ...] = ("forward_kl", "total_variation", "acceptance")
+    """Divergences to try, as --divergence of distill has them."""
+    mixtures: tuple[str, ...] = ("fixed", "draft", "fixed+draft")
+    """Data to try: fixed, draft (on-policy), target, or equal shares of some, as in fixed+draft."""
+    learning_rates: tuple[float, ...] = (3e-4, 1e-3)
+    """Learning rates to try."""
+    extras: tuple[str, ...] = ("none",)
+    """Other flags of distill to try, each NAME=VALUE or several joined by +, such as
+    none,clip=1,batch_size=16+clip=1."""
+    against: str = "imitkd"
+    """The recipe of distill that the winner is held against; it trains to the end in any case."""
+    optimizer: Literal["adafactor", "adamw"] = "adamw"
+    """Optimizer of all candidates, that of --against too."""
+    batch_size: int = 32
+    """Sequences per update, unless an extra says otherwise."""
+    max_new_tokens: int = 64
+    """Length limit of sampled completions and of the held-out answers, in tokens."""
+    limit: int | None = None
+    """Use at most this many rows of --prompts; leave out for all."""
+    gamma: int = 3
+    """Drafted tokens per block where the pair will be served, for τ."""
+    rule: LosslessRule = "ratio"
+    """How drafted tokens are judged where it will be served."""
+    temperature: float = 1.0
+    """The target's temperature where it will be served."""
+    top_k: int | None = None
+    """Likewise: keep the k most likely tokens; leave out for all."""
+    top_p: float = 1.0
+    """Likewise: keep the most likely tokens that make up this mass."""
+    draft_temperature: float | None = None
+    """Likewise, the draft's temperature; leave out for the target's."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of data order, rollouts and answers."""
 
 
 @dataclass(frozen=True)
