@@ -84,15 +84,15 @@ def run(settings: Garden) -> dict[str, Any]:
 
 
 def _pairs(ways: Sequence[str]) -> dict[str, _Pair]:
-    """Read `NAME=MODEL` and `NAME=MODEL+DRAFT`.
+    """Read `NAME=MODEL` and `NAME=MODEL+DRAFT`; without a name it is called by its models.
 
     Raises:
         UserError: one is neither, or a name is given twice.
     """
     found: dict[str, _Pair] = {}
     for way in ways:
-        name, _, paths = way.partition("=")
-        target, plus, draft = paths.partition("+")
+        name, equals, paths = way.partition("=")
+        target, plus, draft = (paths if equals else way).partition("+")
         if not name or not target or (plus and not draft):
             raise UserError(f"--ways {way}: expected NAME=MODEL or NAME=MODEL+DRAFT")
         if name in found:

@@ -51,7 +51,8 @@ class Garden:
     task: str
     """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
     ways: tuple[str, ...]
-    """Ways to answer, each NAME=MODEL or NAME=MODEL+DRAFT; the first is what speed-ups are over."""
+    """Ways to answer, each NAME=MODEL or NAME=MODEL+DRAFT (a MODEL alone is its name); the first
+    is what speed-ups are over."""
     out: Path
     """Run directory: the result, and every output with its counts and quality."""
     data: Path | None = None
@@ -80,6 +81,32 @@ class Garden:
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0
     """Seed of the sampling and of the random rows."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Hold a draft's acceptance against what theory says it is at least, at temperature 1."""
+
+    target: str
+    """Folder, hub name or GGUF file of the target."""
+    draft: tuple[str, ...]
+    """Those of the drafts, which must be able to write every id (no trimmed head)."""
+    prompts: str
+    """Prompt file, task, or TASK=FILE; use prompts that the drafts were not trained on."""
+    out: Path
+    """Run directory."""
+    max_new_tokens: int = 64
+    """T: length limit of an output, in tokens."""
+    limit: int = 32
+    """Use at most this many prompts."""
+    batch_size: int = 16
+    """Prompts decoded or scored at once."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Seed of the outputs."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ VERBS = {
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff", out="run"),
     "transfer": Verb(on_tasks.Transfer, "transfer", out="run"),
     "garden": Verb(on_studies.Garden, "garden", out="run"),
+    "bounds": Verb(on_studies.Bounds, "bounds", out="run"),
     "tune": Verb(on_studies.Tune, "tune", out="run"),
     "study": Verb(on_studies.Study, "study"),
     "report": Verb(verbs.Report, "report"),
