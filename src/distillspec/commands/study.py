@@ -10,6 +10,7 @@ from typing import Any
 from distillspec.commands.plan import Planned, plan
 from distillspec.commands.progress import console
 from distillspec.commands.steps import Ended, make
+from distillspec.commands.study_cost import costs, line_of
 from distillspec.commands.study_report import draw, verdicts
 from distillspec.commands.study_settings import Study
 from distillspec.errors import UserError, nearest
@@ -28,6 +29,8 @@ def run(settings: Study) -> dict[str, Any]:
     if settings.action == "run":
         _run(settings, planned, chosen, out)
     found = _status(planned, chosen, out)
+    if settings.action == "cost":
+        found["cost"] = costs(planned)
     if settings.action == "report":
         files = draw(planned.study.name, settings.file, planned.study.findings, out)
         found["report"] = str(files[0])
@@ -150,6 +153,7 @@ def tell(result: Mapping[str, Any]) -> str:
         lines.append(result["time_left"])
     for one in result.get("findings", ()):
         lines += [f"{one['number']:>3} {one['outcome']:<14} {one['claim']}", f"    {one['said']}"]
+    lines += map(line_of, result.get("cost", ()))
     if "report" in result:
         lines.append(str(result["report"]))
     return "\n".join(lines)

@@ -172,10 +172,11 @@ class Study:
     """Run a study: a file of steps and grids whose finished cells are kept (docs/study.md).
 
     `run` makes what is missing, goes on where it was interrupted, and reports cells that failed;
-    `status` says what is done and the time left; `report` draws the findings.
+    `status` says what is done and the time left; `cost` foresees the memory and the arithmetic of
+    its training; `report` draws the findings.
     """
 
-    action: Literal["run", "status", "report"] = field(metadata=_POSITIONAL)
+    action: Literal["run", "status", "cost", "report"] = field(metadata=_POSITIONAL)
     """What to do."""
     file: Path = field(metadata=_POSITIONAL)
     """The study file."""

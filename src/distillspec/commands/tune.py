@@ -95,9 +95,10 @@ def run(settings: Tune) -> dict[str, Any]:
             stopped = "nothing moved"
             break
         if len(left) > 1 and rung + 1 < rungs(len(named)):
-            left = better_half({name: _half(runners[name], 0).tau["value"] for name in left})
-            for name in set(named) - set(left) - set(failed):
+            better = better_half({name: _half(runners[name], 0).tau["value"] for name in left})
+            for name in set(left) - set(better):
                 _rest(runners[name])
+            left = better
     winner = max(left, key=lambda name: _half(runners[name], 0).tau["value"])
     config = _config(texts[winner], trained)
     result = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distillspec.errors import UserError, nearest
 
@@ -53,6 +53,8 @@ class Study:
     """Folders, hub names or GGUF files by name; `package:NAME` is the GGUF file of a package."""
     steps: tuple[Step, ...]
     """In order: a step names earlier ones only."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    """How many parameters the models have, by name, where a cost is to be foreseen."""
     findings: tuple[str, ...] = ()
     """Scripts that read the results, relative to the study file."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from distillspec.convert import convert
 from distillspec.errors import UserError, nearest
 from distillspec.studies.grid import NAME, Step, Study, Written
 from distillspec.yaml_keys import Entry, read_yaml
 
-_KEYS = ("data", "models", "steps", "findings")
+_KEYS = ("data", "models", "parameters", "steps", "findings")
 
 
 def read_study(path: Path, verbs: Collection[str]) -> Study:
@@ -38,8 +39,22 @@ def read_study(path: Path, verbs: Collection[str]) -> Study:
         raise UserError(f"{path}: steps is empty: a study needs at least one")
     findings = found["findings"].text() if "findings" in found else []
     return Study(
-        path.stem, data, models, steps, (findings,) if isinstance(findings, str) else (*findings,)
+        name=path.stem,
+        data=data,
+        models=models,
+        steps=steps,
+        parameters=_numbers(found.get("parameters"), path, models),
+        findings=(findings,) if isinstance(findings, str) else tuple(findings),
     )
+
+
+def _numbers(entry: Entry | None, path: Path, models: Collection[str]) -> dict[str, float]:
+    found = {}
+    for name, text in _texts(entry, path).items():
+        if name not in models:
+            raise UserError(f"{path}: parameters: {name}: no such model; {nearest(name, models)}")
+        found[name] = float(convert(text, float, f"{path}: parameters: {name}"))
+    return found
 
 
 def _texts(entry: Entry | None, path: Path) -> dict[str, str]:
