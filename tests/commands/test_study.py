@@ -212,7 +212,8 @@ def finding(results):
     x = tuple(float(row["result"]["width"]) for row in rows)
     y = tuple(Interval(one, one - 1, one + 1) for one in x)
     drawn = curves([Curve("a", x, y), Curve("b", x, y)], "width", "height")
-    return Finding("1", "Small is small.", "holds", "8 < 16.", ("w",), (("8",),), drawn, "Theirs: 9.")
+    head, rows = ("w",), (("8",),)
+    return Finding("1", "Small is small.", "holds", "8 < 16.", head, rows, drawn, "Theirs: 9.")
 """
 
 
