@@ -16,7 +16,8 @@ from torch import Generator, Tensor
 
 from distillspec.decoding.arguments import check_counts, check_ids, check_pair, own_generators
 from distillspec.decoding.blocks import Block, Finish, Output, collect
-from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned, open_state
+from distillspec.decoding.queue import Queue
+from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned
 from distillspec.math.rules import AS_SAMPLED, Proposal
 from distillspec.math.sampling import Sampling, draw
 from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
@@ -36,11 +37,14 @@ def speculate(
     lenience: Lenience = lossless,
     stop: Sequence[int] | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> Iterator[Block]:
     """Decode every prompt and yield one block per target call for the whole batch.
 
-    The call itself checks its arguments and runs both models over the prompts; every `next` is
-    one target call. Rows finish at different times and are then dropped from the batch.
+    The call itself checks its arguments and runs both models over the first `batch_size` prompts;
+    every `next` is one target call, after a pass over the prompts that it admits. Rows finish at
+    different times and leave the batch; others take their places. Whatever rows are beside it, a
+    row's output is the one it has alone.
 
     With a `lenience` other than `lossless` the output no longer follows the target's law.
 
@@ -58,6 +62,8 @@ def speculate(
         lenience: f in the acceptance test u ≤ f(p)/q.
         stop: Ids that end a row; None for the target's own. The draft's mean nothing here.
         generators: One per prompt, the only source of that row's randomness; None for fresh seeds.
+        batch_size: Rows decoded at once, at most: the other prompts wait in their order and are
+            admitted as rows finish. None for all at once.
 
     Returns:
         An iterator of blocks, to be summed or assembled by `collect`.
@@ -69,7 +75,7 @@ def speculate(
         Algorithm A.1 of the paper.
     """
     stop = target.eos_ids if stop is None else stop
-    check_counts(gamma, max_new_tokens)
+    check_counts(gamma, max_new_tokens, 1 if batch_size is None else batch_size)
     check_pair(target, draft, gamma)
     check_ids(target, prompts, stop)
     run = _Run(
@@ -82,14 +88,15 @@ def speculate(
         lenience=lenience,
         stop=frozenset(stop),
     )
-    state = open_state(
+    queue = Queue(
         run.target,
         run.draft,
         prompts,
-        max_new_tokens=max_new_tokens,
         generators=own_generators(generators, len(prompts)),
+        max_new_tokens=max_new_tokens,
+        size=len(prompts) if batch_size is None else batch_size,
     )
-    return _blocks(run, state)
+    return _blocks(run, queue, queue.open())
 
 
 def complete(
@@ -105,6 +112,7 @@ def complete(
     lenience: Lenience = lossless,
     stop: Sequence[int] | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> list[Output]:
     """Decode every prompt to its end: `collect` of `speculate`, with the same arguments."""
     blocks = speculate(
@@ -119,6 +127,7 @@ def complete(
         lenience=lenience,
         stop=stop,
         generators=generators,
+        batch_size=batch_size,
     )
     return collect(blocks, len(prompts))
 
@@ -137,10 +146,11 @@ class _Run:
     stop: frozenset[int]
 
 
-def _blocks(run: _Run, state: State) -> Iterator[Block]:
+def _blocks(run: _Run, queue: Queue, state: State) -> Iterator[Block]:
     # Gradients are off inside `_block` only: that must not leak to the caller at a yield.
     while state.rows:
         yield _block(run, state)
+        queue.admit(state)
 
 
 @torch.no_grad()  # not inference mode: a caller may use the states in a loss

@@ -6,8 +6,9 @@ any number of drafts, which makes comparisons between drafts paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from distillspec.decoding import Output, complete
+from distillspec.decoding import Block, Output, collect, speculate
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import Batch, LanguageModel
@@ -140,28 +141,38 @@ def complete_all(
     generators: Sequence[Generator],
     report: Report,
 ) -> list[Output]:
-    """Let the target answer every prompt by the engine itself (γ = 0), in batches of like length.
+    """Let the target answer every prompt by the engine itself (γ = 0), its batch kept full.
+
+    The longest prompts come first, so that rows of like length share the batch and what does not
+    fit into memory fails at once.
 
     Returns:
         One output per prompt, in the prompts' order.
     """
-    outputs: list[Output | None] = [None] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    blocks = speculate(
+        target,
+        None,
+        [prompts[i] for i in order],
+        gamma=0,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generators=[generators[i] for i in order],
+        batch_size=batch_size,
+    )
+    outputs = collect(_reported(blocks, len(prompts), report), len(prompts))
+    return [output for _, output in sorted(zip(order, outputs, strict=True), key=itemgetter(0))]
+
+
+def _reported(blocks: Iterable[Block], total: int, report: Report) -> Iterator[Block]:
+    """Pass blocks on and report the rows that finish."""
     done = 0
-    for rows in batches([len(prompt) for prompt in prompts], batch_size):
-        answered = complete(
-            target,
-            None,
-            [prompts[i] for i in rows],
-            gamma=0,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            generators=[generators[i] for i in rows],
-        )
-        for i, output in zip(rows, answered, strict=True):
-            outputs[i] = output
-        done += len(rows)
-        report(done, len(prompts))
-    return [output for output in outputs if output is not None]
+    for block in blocks:
+        ended = sum(finished is not None for finished in block.finished)
+        if ended:
+            done += ended
+            report(done, total)
+        yield block
 
 
 @torch.inference_mode()
