@@ -228,13 +228,13 @@ def score(
         raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
     acceptance = _nothing(outputs.completions)
     ratios = _nothing(outputs.completions)
-    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+    for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         p = rule.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
         q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
         # Sums over V round to a little above 1 where the two models agree.
         acceptance[i][rows] = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
         y = outputs.completions[i][rows, None].to(p.device)
-        ratios[i][rows] = _ratios(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
+        ratios[i][rows] = ratios_of(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
     return Scores(tuple(acceptance), tuple(ratios), outputs.limits)
 
 
@@ -250,7 +250,7 @@ def score_logged(
     if (rule.needs_p and outputs.logprobs is None) or not rule.lossless:
         raise ValueError(f"{rule} cannot be forecast from this log")
     ratios = _nothing(outputs.completions)
-    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+    for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
         q_of_y = q.gather(1, outputs.completions[i][rows, None].to(q.device))[:, 0]
         # Where the rule does not ask for p, that y was emitted is all there is to know.
@@ -259,7 +259,7 @@ def score_logged(
             if rule.needs_p and outputs.logprobs is not None
             else torch.ones_like(q_of_y)
         )
-        ratios[i][rows] = _ratios(rule, p_of_y, q_of_y)
+        ratios[i][rows] = ratios_of(rule, p_of_y, q_of_y)
     return Scores(None, tuple(ratios), outputs.limits)
 
 
@@ -267,7 +267,7 @@ def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros(len(ids), dtype=torch.float64) for ids in completions]
 
 
-def _forced(
+def forced(
     draft: LanguageModel,
     prompts: Sequence[Tensor],
     completions: Sequence[Tensor],
@@ -305,7 +305,7 @@ def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
     return max(0, min(length, room))
 
 
-def _ratios(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
+def ratios_of(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
     """Return the rule's r_t in float64 for tokens that the target really emitted."""
     return rule.proposal.ratios(_emitted(p_of_y).cpu(), q_of_y.double().cpu())
 
