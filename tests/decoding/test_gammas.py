@@ -167,6 +167,16 @@ def test_nothing_is_kept_from_one_run_to_the_next():
         assert len(set(runs[0])) > 1
 
 
+def test_a_short_last_block_counts_what_it_judged():
+    """sglang#13212, TensorRT-LLM#14724, llama.cpp#14104: the denominator was the configured γ."""
+    model = random_table(seed=11, order=2)
+    options = {"gamma": 5, "max_new_tokens": 8, "sampling": GREEDY, "stop": ()}
+    (output,) = complete(model, model, [torch.tensor([1])], **options)
+    counts = output.counts
+    assert (counts.drafted, counts.judged, counts.accepted) == (6, 6, 6)  # 5 of 5, then 1 of 1
+    assert (counts.empirical_acceptance, counts.block_efficiency) == (1, 4)
+
+
 # --- the schedule ---
 
 
