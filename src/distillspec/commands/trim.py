@@ -68,7 +68,7 @@ def run(settings: Trim) -> dict[str, Any]:
         "prompts": len(prompts),
         "tokens": int(outputs.lengths.sum()),
         "sizes": table,
-        "best": best["kept_ids"],
+        "best": best["keep_ids"],
         "verdict": _verdict(best, table[-1]),
     }
 
