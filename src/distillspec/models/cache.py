@@ -165,12 +165,8 @@ class RaggedCache:
         Raises:
             ValueError: if a row holds fewer tokens than it is asked to forget.
         """
-        if len(surplus) != len(self.lengths) or any(
-            not 0 <= n <= held for n, held in zip(surplus, self.lengths, strict=True)
-        ):
-            raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {self.lengths}")
         columns = self.width
-        self.lengths = [held - n for held, n in zip(self.lengths, surplus, strict=True)]
+        self.lengths = shortened(self.lengths, surplus)
         self._realign(columns, surplus)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -208,6 +204,19 @@ class RaggedCache:
             first = torch.tensor([columns - n - width for n in surplus], device=keys.device)
             index = (first[:, None] + torch.arange(width, device=keys.device)).clamp_min(0)
             _hold(layer, _take(keys, index), _take(values, index))
+
+
+def shortened(lengths: Sequence[int], surplus: Sequence[int]) -> list[int]:
+    """Take `surplus[row]` off every row's length.
+
+    Raises:
+        ValueError: if a row holds fewer tokens than it is asked to forget.
+    """
+    if len(surplus) != len(lengths) or any(
+        not 0 <= n <= held for n, held in zip(surplus, lengths, strict=True)
+    ):
+        raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {list(lengths)}")
+    return [held - n for held, n in zip(lengths, surplus, strict=True)]
 
 
 def _filled(cache: DynamicCache | None) -> list[DynamicLayer]:
