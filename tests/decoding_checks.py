@@ -130,6 +130,7 @@ def law_p_value(
     stop=(),
     tokens=3,
     count,
+    seed=None,
 ):
     """The p-value of `count` completions against the enumerated law of the target."""
     prompt = torch.tensor([1, 2])
@@ -144,7 +145,7 @@ def law_p_value(
         proposal=proposal,
         lenience=lenience,
         stop=stop,
-        generators=seeded(count, seed=gamma),
+        generators=seeded(count, seed=gamma if seed is None else seed),
     )
     law = joint_law(target, prompt, sampling, tokens, stop)
     return chi_square(Counter(output.ids for output in outputs), law, count)

@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant(
         "the same uniforms draft and judge",
         speculative._block,
-        "uniforms[:, run.gamma : run.gamma + width]",
+        "uniforms[:, run.limit : run.limit + width]",
         "uniforms[:, :width]",
         (checks.check_law,),
     ),
@@ -234,14 +234,14 @@ MUTANTS = (
         "the final draw shares a uniform with the first judgement",
         speculative._block,
         "uniforms[:, -1:]",
-        "uniforms[:, run.gamma : run.gamma + 1]",
+        "uniforms[:, run.limit : run.limit + 1]",
         (checks.check_law,),
     ),
     Mutant(
         "a row's uniforms depend on its batch",
         speculative._block,
-        "draw_uniforms(state.rows, 2 * run.gamma + 1)",
-        "draw_uniforms(state.rows[:1] * len(state.rows), 2 * run.gamma + 1)",
+        "draw_uniforms(state.rows, 2 * run.limit + 1)",
+        "draw_uniforms(state.rows[:1] * len(state.rows), 2 * run.limit + 1)",
         (checks.check_rows_alone,),
     ),
     Mutant(

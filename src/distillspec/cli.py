@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import distillspec
 from distillspec import launch
-from distillspec.commands import measure_settings
+from distillspec.commands import measure_settings, trim_settings
 from distillspec.commands import settings as verbs
 from distillspec.commands import task_settings as on_tasks
 from distillspec.errors import UserError, nearest
@@ -45,6 +45,7 @@ class Verb:
 VERBS = {
     "demo": Verb(verbs.Demo, "demo"),
     "new-draft": Verb(verbs.NewDraft, "new_draft"),
+    "trim": Verb(trim_settings.Trim, "trim"),
     "sft": Verb(verbs.Sft, "train", "run_sft", together=True),
     "distill": Verb(verbs.Distill, "train", "run_distill", together=True),
     "generate": Verb(verbs.Generate, "generate"),

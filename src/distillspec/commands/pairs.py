@@ -12,6 +12,7 @@ from distillspec import models
 from distillspec.commands.measure_settings import Measure
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Distill, Generate, Train
+from distillspec.commands.trim_settings import Trim
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -109,7 +110,7 @@ def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
 def answer_all(
     target: TransformersModel,
     prompts: Sequence[Tensor],
-    settings: Distill | Generate | Measure,
+    settings: Distill | Generate | Measure | Trim,
     *,
     sampling: Sampling,
     what: str,

@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    EncoderDecoderCache,
+)
 
 from distillspec.errors import UserError
 
@@ -249,18 +255,9 @@ def _join(
     own: DynamicCache, other: DynamicCache, rows: tuple[int, int], width: int, *, left: bool
 ) -> None:
     """Append the rows of `other` to `own`, both padded to `width` columns on the named side."""
+    if not _filled(own):
+        own.layers = [_empty_like(layer, rows[0]) for layer in other.layers]
     mine, theirs = _filled(own), _filled(other)
-    if not mine:
-        own.layers = other.layers
-        for layer in theirs:
-            _hold(
-                layer,
-                *(
-                    torch.cat([_blank(states, rows[0], width), _widen(states, width, left=left)])
-                    for states in _states(layer)
-                ),
-            )
-        return
     for i, layer in enumerate(mine):
         added = _states(theirs[i]) if theirs else None
         parts = [
@@ -275,6 +272,20 @@ def _join(
             for part, states in enumerate(_states(layer))
         ]
         _hold(layer, *parts)
+
+
+def _empty_like(layer: CacheLayerMixin, rows: int) -> CacheLayerMixin:
+    """Make a layer of the same kind for `rows` rows that have nothing cached.
+
+    A layer without states (one that shares another's) stays without.
+    """
+    if not (isinstance(layer, DynamicLayer) and layer.is_initialized):
+        return type(layer)()
+    keys, values = _states(layer)
+    empty: DynamicLayer = type(layer)()
+    empty.lazy_initialization(keys, values)
+    _hold(empty, _blank(keys, rows, 0), _blank(values, rows, 0))
+    return empty
 
 
 def _blank(like: Tensor, rows: int, width: int) -> Tensor:
