@@ -43,6 +43,10 @@ class CausalBody:
         """H and the type of the hidden states."""
         return self.module.config.hidden_size, self.module.dtype
 
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] ids that the first emitted token follows: the prompt."""
+        return prompt
+
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
         if any(len(prompt) == 0 for prompt in prompts):
