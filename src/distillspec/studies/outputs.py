@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from distillspec.decoding import Output, complete
+from distillspec.decoding.stopping import Stop
+from distillspec.math.processors import Processor
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import Batch, LanguageModel
@@ -139,8 +141,13 @@ def complete_all(
     batch_size: int,
     generators: Sequence[Generator],
     report: Report,
+    processors: Sequence[Processor] = (),
+    stop: Sequence[int] | None = None,
+    stop_when: Stop | None = None,
 ) -> list[Output]:
     """Let the target answer every prompt by the engine itself (γ = 0), in batches of like length.
+
+    `processors`, `stop` and `stop_when` are those of `speculate`.
 
     Returns:
         One output per prompt, in the prompts' order.
@@ -155,6 +162,9 @@ def complete_all(
             gamma=0,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
+            processors=processors,
+            stop=stop,
+            stop_when=stop_when,
             generators=[generators[i] for i in rows],
         )
         for i, output in zip(rows, answered, strict=True):
