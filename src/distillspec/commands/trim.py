@@ -127,7 +127,8 @@ def tell(result: dict[str, Any]) -> str:
     """Write the table and the verdict."""
     lines = [
         f"T = {result['temperature']:g}, {result['prompts']} prompts, {result['tokens']} tokens",
-        f"{'ids':>8}  {'coverage':<20} {'α':<20} {'α lost':<23} {'draft':>8}    γ  speed-up forecast",
+        f"{'ids':>8}  {'coverage':<20} {'α':<20} {'α lost':<23} {'draft':>8}    γ  "
+        "speed-up forecast",
     ]
     lines += [
         f"{row['kept_ids']:>8,}  {interval(row['coverage']):<20} {interval(row['alpha']):<20} "

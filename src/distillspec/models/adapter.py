@@ -27,6 +27,10 @@ class Body(Protocol):
     name: str
     context: int | None
 
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] ids that the first emitted token follows."""
+        ...
+
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids)."""
         ...
@@ -82,6 +86,10 @@ class TransformersModel:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters."""
         return self.module.parameters()
+
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] ids that the first emitted token follows."""
+        return self._body.prefix(prompt)
 
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids)."""

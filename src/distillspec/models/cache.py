@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    EncoderDecoderCache,
-)
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from distillspec.errors import UserError
 
@@ -274,7 +268,7 @@ def _join(
         _hold(layer, *parts)
 
 
-def _empty_like(layer: CacheLayerMixin, rows: int) -> CacheLayerMixin:
+def _empty_like(layer: Any, rows: int) -> Any:
     """Make a layer of the same kind for `rows` rows that have nothing cached.
 
     A layer without states (one that shares another's) stays without.

@@ -43,9 +43,13 @@ class CausalBody:
         """H and the type of the hidden states."""
         return self.module.config.hidden_size, self.module.dtype
 
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] ids that the first emitted token follows: the prompt."""
+        return prompt
+
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
-        return open_rows(self, RaggedCache(len(prompts)), prompts, self.module.device)
+        return opened(self, RaggedCache(len(prompts)), prompts, self.module.device)
 
     def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
@@ -84,7 +88,7 @@ class CausalBody:
         return torch.cat(wanted)
 
 
-def open_rows(
+def opened(
     model: Decoder, cache: Rows, prompts: Sequence[Tensor], device: torch.device
 ) -> CachedSession:
     """Feed all but the last token of each prompt (1-D int64 ids) to an empty cache.

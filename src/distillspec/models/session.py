@@ -128,7 +128,8 @@ class CachedSession:
         self.cache.rollback(surplus.tolist())
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` ([B'] int64), in that order."""
+        """Keep only `rows` ([B'] int64), in that order; one that is named twice is copied."""
+        check_batch(self.model, len(rows))
         self.cache.keep(rows.tolist())
         self.pending = self.pending[rows]
         if self.source is not None:

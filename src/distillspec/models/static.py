@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from distillspec.errors import UserError
 from distillspec.models.cache import UNBOUNDED, shortened
-from distillspec.models.causal import CausalBody, open_rows
+from distillspec.models.causal import CausalBody, opened
 from distillspec.models.protocol import Batch
 from distillspec.models.session import CachedSession, Source
 
@@ -230,7 +230,7 @@ class StaticBody:
         """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
         layers = self._body.module.config.num_hidden_layers
         cache = StaticRows(layers, len(prompts))
-        return open_rows(self, cache, prompts, self._body.module.device)
+        return opened(self, cache, prompts, self._body.module.device)
 
     def run(self, tokens: Tensor, cache: StaticRows, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of each row -> [B, k, H] hidden states."""
@@ -247,6 +247,10 @@ class StaticBody:
         ).last_hidden_state
         # Copied: a recorded graph writes its next result over this one.
         return states[torch.tensor(cache.slots, device=states.device)]
+
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] ids that the first emitted token follows."""
+        return self._body.prefix(prompt)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Return the [N, H] states that predict the completion tokens, with gradient."""
