@@ -131,7 +131,7 @@ BYTES = byte_tokenizer()
 BYTE_MODEL = wrap(module("llama", rows=257, layers=1), BYTES)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), gamma=st.integers(0, 5), budget=st.integers(1, 16))
 def test_no_character_is_sent_broken_or_twice(seed, gamma, budget):
     """dynamo#12630, sglang#31598. Random bytes: most of them broken, some at the very end."""
@@ -180,7 +180,7 @@ def test_the_cost_of_a_loaded_pair_serves_the_optimum():
     ("arguments", "message"),
     [
         ({"tokenizer": None}, "the target is a transformers model: give its tokenizer too"),
-        ({"target": TOKENIZER}, "the target is a PreTrainedTokenizerFast; expected a transformers"),
+        ({"target": "name"}, "the target is a str; expected a transformers model"),
         ({"n": 0}, "n is 0; expected a whole number of at least 1"),
         ({"seed": [1]}, "1 seeds for 3 prompts; give one, or one per prompt"),
         ({"prompts": []}, "there are no prompts"),

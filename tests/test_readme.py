@@ -12,6 +12,7 @@ from support import module, perturbed, word_tokenizer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 FIELDS = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
 
 
@@ -43,6 +44,19 @@ def test_the_python_runs(capsys):
     hf_draft = perturbed(wrap(hf_target, tokenizer), 0.05).module
     exec(code, {"hf_target": hf_target, "hf_draft": hf_draft, "tokenizer": tokenizer})
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_python_of_the_api_page_runs(capsys):
+    """Its parts build on one another, as a reader runs them."""
+    blocks = re.findall(r"```python\n(.*?)```", API, flags=re.DOTALL)
+    tokenizer = word_tokenizer()
+    hf_target = module("llama")
+    hf_draft = perturbed(wrap(hf_target, tokenizer), 0.05).module
+    names = {"hf_target": hf_target, "hf_draft": hf_draft, "tokenizer": tokenizer}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 3
+    assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
 def test_every_field_of_measure_is_documented():

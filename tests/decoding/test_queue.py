@@ -45,6 +45,10 @@ def test_rows_admitted_late_are_what_they_are_alone(family, sampling):
         assert refilled == alone
 
 
+def test_tables_in_a_queue():
+    checks.check_queue()
+
+
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),

@@ -26,7 +26,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
     trimmed = settings.keep_ids is not None or settings.keep_share is not None
     if trimmed != (settings.prompts is not None):
         raise UserError(
-            "--keep-ids or --keep-share and --prompts go together: their texts choose the ids"
+            "--prompts goes together with --keep-ids or --keep-share: its texts choose the ids"
         )
     _make_way(settings.out)
     target = load_model(settings.target)

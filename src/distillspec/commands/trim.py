@@ -68,7 +68,7 @@ def run(settings: Trim) -> dict[str, Any]:
         "prompts": len(prompts),
         "tokens": int(outputs.lengths.sum()),
         "sizes": table,
-        "best": best["kept_ids"],
+        "best": best["keep_ids"],
         "verdict": _verdict(best, table[-1]),
     }
 
@@ -127,8 +127,7 @@ def tell(result: dict[str, Any]) -> str:
     """Write the table and the verdict."""
     lines = [
         f"T = {result['temperature']:g}, {result['prompts']} prompts, {result['tokens']} tokens",
-        f"{'ids':>8}  {'coverage':<20} {'α':<20} {'α lost':<23} {'draft':>8}    γ  "
-        "speed-up forecast",
+        f"{'ids':>8}  {'coverage':<20} {'α':<20} {'α lost':<23} {'draft':>8}    γ  speed-up",
     ]
     lines += [
         f"{row['kept_ids']:>8,}  {interval(row['coverage']):<20} {interval(row['alpha']):<20} "
