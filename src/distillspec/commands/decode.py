@@ -13,6 +13,7 @@ from distillspec.commands.pairs import load_both, load_model
 from distillspec.commands.progress import console
 from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Decode
+from distillspec.commands.shaping import shape_of
 from distillspec.decoding import Block, Role, collect, speculate
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Raw, TextStream, Tokenizer
@@ -28,13 +29,14 @@ STYLES: dict[Role, str] = {
 
 def run(settings: Decode) -> dict[str, Any]:
     """Decode the prompt, streaming its text to the terminal."""
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     rule = rule_of(settings.rule, sampling, draft_temperature=None, epsilon=settings.epsilon)
     where = {"dtype": settings.dtype, "device": settings.device}
     if settings.draft is None:
         target, draft = load_model(settings.target, **where), None
     else:
         target, draft = load_both(settings.target, settings.draft, **where)
+    shape = shape_of(settings, target.tokenizer, target.eos_ids)
     prompt = settings.prompt
     ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)
     gamma = gamma_of(
@@ -50,6 +52,9 @@ def run(settings: Decode) -> dict[str, Any]:
         draft_sampling=rule.draft_sampling,
         proposal=rule.proposal,
         lenience=rule.lenience,
+        processors=shape.processors,
+        stop=shape.stop,
+        stop_when=shape.stop_when,
         generators=seeded(settings.seed, 1),
     )
     (output,) = collect(_shown(blocks, target.tokenizer, console()), 1)

@@ -189,7 +189,7 @@ def ask_completion(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
-        "min_p": 0.0,
+        "min_p": sampling.min_p,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,

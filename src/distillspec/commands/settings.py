@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from distillspec.commands.shaping_settings import Shaping
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LosslessRule = Literal["ratio", "argmax", "exact-match"]
 AnyRule = Literal[
@@ -177,8 +179,8 @@ class Distill(Train):
     """Likewise, the draft's temperature; leave out for the target's."""
 
 
-@dataclass(frozen=True)
-class Generate:
+@dataclass(frozen=True, kw_only=True)
+class Generate(Shaping):
     """Let the target answer prompts, and write its answers to a file as fixed data.
 
     Finished answers are kept in OUT.part as they come: the same command goes on from there. With
@@ -234,8 +236,8 @@ class Generate:
     """Seed of the sampling."""
 
 
-@dataclass(frozen=True)
-class Decode:
+@dataclass(frozen=True, kw_only=True)
+class Decode(Shaping):
     """Decode one prompt and show which tokens the draft wrote."""
 
     target: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
+from distillspec.decoding.blocks import Block
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
 from distillspec.models.vocabulary import check_same
@@ -63,3 +64,18 @@ def check_ids(target: LanguageModel, prompts: Sequence[Tensor], stop: Sequence[i
     for token in stop:
         if not 0 <= token < size:
             raise UserError(f"stop id {token} lies outside 0…{size - 1}, those of {target.name}")
+
+
+def check_sayable(empty: Tensor, block: Block) -> None:
+    """Check that the processors left something to say wherever a token was emitted.
+
+    Args:
+        empty: [B, w+1] bool, the positions at which they forbade every id.
+        block: What was emitted.
+    """
+    for row, ids, none in zip(block.rows, block.ids, empty.tolist(), strict=True):
+        if any(none[: len(ids)]):
+            raise UserError(
+                f"prompt {row}: the settings forbid every token that could come next; loosen what "
+                "bans tokens (bad_words_ids, no_repeat_ngram_size, min_new_tokens, a processor)"
+            )

@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    EncoderDecoderCache,
-)
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from distillspec.errors import UserError
 
@@ -171,12 +165,8 @@ class RaggedCache:
         Raises:
             ValueError: if a row holds fewer tokens than it is asked to forget.
         """
-        if len(surplus) != len(self.lengths) or any(
-            not 0 <= n <= held for n, held in zip(surplus, self.lengths, strict=True)
-        ):
-            raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {self.lengths}")
         columns = self.width
-        self.lengths = [held - n for held, n in zip(self.lengths, surplus, strict=True)]
+        self.lengths = shortened(self.lengths, surplus)
         self._realign(columns, surplus)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -214,6 +204,19 @@ class RaggedCache:
             first = torch.tensor([columns - n - width for n in surplus], device=keys.device)
             index = (first[:, None] + torch.arange(width, device=keys.device)).clamp_min(0)
             _hold(layer, _take(keys, index), _take(values, index))
+
+
+def shortened(lengths: Sequence[int], surplus: Sequence[int]) -> list[int]:
+    """Take `surplus[row]` off every row's length.
+
+    Raises:
+        ValueError: if a row holds fewer tokens than it is asked to forget.
+    """
+    if len(surplus) != len(lengths) or any(
+        not 0 <= n <= held for n, held in zip(surplus, lengths, strict=True)
+    ):
+        raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {list(lengths)}")
+    return [held - n for held, n in zip(lengths, surplus, strict=True)]
 
 
 def _filled(cache: DynamicCache | None) -> list[DynamicLayer]:
@@ -265,7 +268,7 @@ def _join(
         _hold(layer, *parts)
 
 
-def _empty_like(layer: CacheLayerMixin, rows: int) -> CacheLayerMixin:
+def _empty_like(layer: Any, rows: int) -> Any:
     """Make a layer of the same kind for `rows` rows that have nothing cached.
 
     A layer without states (one that shares another's) stays without.

@@ -110,6 +110,11 @@ class Tokenizer:
             ids.pop()
         return torch.tensor([*ids, self.eos_id], dtype=torch.int64)
 
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of a piece of text, no special token added."""
+        found: list[int] = self.hf(text, add_special_tokens=False)["input_ids"]
+        return found
+
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of ids, special tokens left out."""
         listed = ids.tolist() if isinstance(ids, Tensor) else list(ids)
@@ -117,9 +122,13 @@ class Tokenizer:
             self.hf.decode(listed, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
+    def whole_text(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens shown as they are stored."""
+        return str(self.hf.decode(list(ids), clean_up_tokenization_spaces=False))
+
     def piece(self, i: int) -> str:
         """Return the text of one id, special tokens shown as they are stored."""
-        return str(self.hf.decode([i], clean_up_tokenization_spaces=False))
+        return self.whole_text([i])
 
     def is_byte(self, i: int) -> bool:
         """Tell whether an id is a byte, as SentencePiece writes what it has no piece for."""

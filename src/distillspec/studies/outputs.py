@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from distillspec.decoding import Block, Output, collect, speculate
+from distillspec.decoding.stopping import Stop
+from distillspec.math.processors import Processor
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import Batch, LanguageModel
@@ -140,11 +142,16 @@ def complete_all(
     batch_size: int,
     generators: Sequence[Generator],
     report: Report,
+    processors: Sequence[Processor] = (),
+    stop: Sequence[int] | None = None,
+    stop_when: Stop | None = None,
 ) -> list[Output]:
     """Let the target answer every prompt by the engine itself (γ = 0), its batch kept full.
 
     The longest prompts come first, so that rows of like length share the batch and what does not
     fit into memory fails at once.
+
+    `processors`, `stop` and `stop_when` are those of `speculate`.
 
     Returns:
         One output per prompt, in the prompts' order.
@@ -157,6 +164,9 @@ def complete_all(
         gamma=0,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
+        processors=processors,
+        stop=stop,
+        stop_when=stop_when,
         generators=[generators[i] for i in order],
         batch_size=batch_size,
     )
