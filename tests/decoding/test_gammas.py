@@ -280,6 +280,25 @@ def test_a_good_draft_is_used_at_its_best_gamma(cost, alpha):
     assert ideal - 0.04 < sum(shares) / 6 < ideal + 0.05
 
 
+def test_what_the_ledger_allows_is_not_drafted_where_it_loses():
+    """After a rejection only short blocks are affordable; here those of γ = 1 never pay."""
+    rule = Optimal(Cost((1.0, 1.9, 1.95, 2.0, 2.05), draft=0.01))
+    chooser, lowered = rule.chooser(), 0
+    for accepted in (0, 2, 0, 4, 4, 0, 0, 0, 3, 0, 0, 0, 0, 2, 0, 0, 0, 0):
+        (gamma,) = chooser.choose([0], [1])
+        assert chooser.trying or rule.speedup(chooser.alpha, gamma) >= 1
+        lowered += gamma == 0 and rule.best(chooser.alpha) > 0
+        chooser.observe(block(0, gamma, min(accepted, gamma)))
+    assert lowered > 0
+
+
+def test_a_rule_that_starts_in_doubt_tries_once_and_then_waits():
+    _, chosen = run(Optimal(LEVEL, prior=0.0), lambda done: 0.0, 200)
+    tries = [done for done, gamma in chosen if gamma]
+    assert tries[0] == 0
+    assert 2 <= len(tries) <= 4
+
+
 def test_speculation_comes_back_when_the_text_turns_easy():
     rule = Optimal(LEVEL)
     _, chosen = run(rule, lambda done: 0.0 if done < 200 else 0.95, 900)

@@ -173,11 +173,11 @@ class Optimal:
 
     def chooser(self) -> _Optimiser:
         """Return the rule with nothing seen."""
-        return _Optimiser(self)
+        return _Optimiser(self, idle=self.pause, pause=self.pause)
 
     def best(self, alpha: float) -> int:
         """Return the fastest γ for an acceptance rate; of equally fast ones the smallest."""
-        return max(range(self.limit + 1), key=lambda gamma: self._speedup(alpha, gamma))
+        return max(range(self.limit + 1), key=lambda gamma: self.speedup(alpha, gamma))
 
     @property
     def hopeless(self) -> bool:
@@ -199,13 +199,18 @@ class Optimal:
             grown = 0.0
         return max(0.0, grown) * self.cost.c
 
-    def _speedup(self, alpha: float, gamma: int) -> float:
+    def speedup(self, alpha: float, gamma: int) -> float:
+        """Forecast how much faster than γ = 0 a γ is at an i.i.d. acceptance rate."""
         return speedup(block_efficiency_iid(alpha, gamma), gamma, self.cost)
 
 
 @dataclass
 class _Optimiser:
     rule: Optimal
+    idle: int
+    """Blocks since one drafted."""
+    pause: int
+    """Blocks to wait before a new try."""
     accepted: float = 0.0
     """Discounted tokens accepted."""
     judged: float = 0.0
@@ -216,10 +221,8 @@ class _Optimiser:
     """Seconds beyond autoregressive decoding; below 0 where drafting has paid."""
     reading: float = 0.0
     """Seconds of reading that the block to come would begin with."""
-    idle: int = 0
-    """Blocks since one drafted."""
-    pause: int = 0
-    """Blocks to wait before a new try."""
+    trying: bool = False
+    """Whether the block to come drafts although that is not believed to pay."""
 
     @property
     def alpha(self) -> float:
@@ -230,13 +233,15 @@ class _Optimiser:
     def choose(self, rows: Sequence[int], unseen: Sequence[int]) -> Sequence[int]:
         rule = self.rule
         self.reading = rule.reading(max(unseen, default=1))
-        gamma = 0 if rule.hopeless else rule.best(self.alpha)
-        if gamma:
-            self.pause = rule.pause
-        elif self.idle >= self.pause and not rule.hopeless:
+        if rule.hopeless:
+            return [0] * len(rows)
+        affordable = [0, *(gamma for gamma in range(1, rule.limit + 1) if self._affordable(gamma))]
+        gamma = max(affordable, key=lambda gamma: rule.speedup(self.alpha, gamma))
+        self.trying = not gamma and self.idle >= self.pause and 1 in affordable
+        if self.trying:
             gamma = 1  # the cheapest try that can teach anything
-        while gamma and not self._affordable(gamma):
-            gamma -= 1
+        elif gamma:
+            self.pause = rule.pause
         return [gamma] * len(rows)
 
     def observe(self, block: Block) -> None:
@@ -252,7 +257,7 @@ class _Optimiser:
             self.idle += 1
             return
         self.lost += self.reading
-        if self.idle >= self.pause and accepted < judged:
+        if self.trying and accepted < judged:
             self.pause *= 2
         self.idle = 0 if accepted < judged else self.pause
 
