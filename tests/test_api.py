@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 import distillspec
 from decoding_checks import plain_greedy
 from distillspec import generate, stream
 from distillspec.decoding import Counts, Optimal, Schedule
 from distillspec.errors import UserError
+from distillspec.math.processors import NoRepeatNGram
 from distillspec.math.sampling import Sampling
 from distillspec.models import wrap
 from distillspec.models.text import Raw
@@ -104,6 +106,31 @@ def test_samples_and_seeds():
         TARGET, DRAFT, TEXTS[1], tokenizer=TOKENIZER, max_new_tokens=8, n=2, seed=[6], **options
     ).completions
     assert (first.ids, second.ids) == (own[2].ids, own[3].ids)
+
+
+def test_processors_are_ours_or_transformers_own():
+    """transformers#28166: processors of a call did not reach the assistant."""
+    ours, theirs = NoRepeatNGram(1), NoRepeatNGramLogitsProcessor(1)
+    plain = both(stop=())
+    for chosen in ([ours], theirs, [theirs], LogitsProcessorList([theirs])):
+        found = both(stop=(), processors=chosen)
+        assert found.texts != plain.texts
+        assert found.completions == both(stop=(), processors=[ours]).completions
+        assert all(len(set(one.ids)) == len(one.ids) for one in found.completions)
+
+
+def test_strings_end_a_completion_beside_ids():
+    (whole,) = generate(
+        TARGET, DRAFT, "w7 w9", tokenizer=TOKENIZER, max_new_tokens=8, stop=()
+    ).completions
+    last = next(i for i in range(2, 8) if whole.ids[i] not in whole.ids[:i])
+    word = TOKENIZER.decode([whole.ids[last]])
+    for stop in ([word], [word, 1], [whole.ids[last]]):
+        (found,) = generate(
+            TARGET, DRAFT, "w7 w9", tokenizer=TOKENIZER, max_new_tokens=8, stop=stop
+        ).completions
+        assert found.ids == whole.ids[: last + 1]
+        assert found.finish_reason == "stop"
 
 
 # --- streaming ---

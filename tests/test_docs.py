@@ -35,6 +35,12 @@ def test_there_are_commands_to_parse():
     assert sum(len(commands(page)) for page in PAGES) >= 20
 
 
+def test_every_page_is_on_the_site():
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in listed, page
+
+
 def test_the_site_builds_with_every_link_whole(tmp_path):
     """`strict` in mkdocs.yml makes a warning, such as a dead link, an error."""
     built = subprocess.run(

@@ -22,8 +22,10 @@ from distillspec.errors import UserError
 from distillspec.math.rules import AS_SAMPLED, Proposal
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.processors import LogitsProcessors, as_processors
+from distillspec.models.stopping import StopStrings
 from distillspec.models.text import Messages, Raw, TextStream
-from distillspec.models.wrapping import HuggingFace, Processor, as_model
+from distillspec.models.wrapping import HuggingFaceModel, HuggingFaceTokenizer, as_model
 
 Prompt: TypeAlias = str | Raw | Messages | Tensor | Sequence[int]
 """A text (a user's message to a chat model), a text as it stands, messages, or ids."""
@@ -105,18 +107,19 @@ class Piece:
 
 
 def generate(
-    target: TransformersModel | HuggingFace,
-    draft: TransformersModel | HuggingFace | None,
+    target: TransformersModel | HuggingFaceModel,
+    draft: TransformersModel | HuggingFaceModel | None,
     prompts: Prompt | Sequence[Prompt],
     *,
-    tokenizer: Processor | None = None,
-    draft_tokenizer: Processor | None = None,
+    tokenizer: HuggingFaceTokenizer | None = None,
+    draft_tokenizer: HuggingFaceTokenizer | None = None,
     gamma: int | Gammas = 4,
     max_new_tokens: int = 128,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | None = None,
     proposal: Proposal = AS_SAMPLED,
-    stop: Sequence[int] | None = None,
+    processors: LogitsProcessors = (),
+    stop: Sequence[int | str] | None = None,
     n: int = 1,
     seed: int | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -135,7 +138,11 @@ def generate(
         sampling: Temperature, top-k and top-p; greedy unless given.
         draft_sampling: The same for the draft; None for the target's.
         proposal: How drafted tokens are judged, as in `distillspec.decoding.speculate`.
-        stop: Ids that end a completion; None for the target's own.
+        processors: Applied to the logits of both models before the sampling settings: ours
+            (`distillspec.math.processors`), or transformers' own, or a list of them.
+        stop: Ids and strings that end a completion; strings alone come on top of the target's own
+            ids, and an empty list means that nothing but the budget ends it. None for the target's
+            own ids. The token that completes a string is kept whole.
         n: Samples per prompt.
         seed: One for the call, of which prompt i's samples depend on i; or one per prompt, whose
             samples are then the same in any company. None for fresh randomness.
@@ -145,6 +152,7 @@ def generate(
         UserError: naming what cannot be used.
     """
     call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed)
+    ids, strings = _stops(stop, call.target)
     blocks = speculate(
         call.target,
         call.draft,
@@ -154,7 +162,9 @@ def generate(
         sampling=sampling,
         draft_sampling=draft_sampling,
         proposal=proposal,
-        stop=stop,
+        processors=as_processors(processors),
+        stop=ids,
+        stop_when=strings,
         generators=call.generators,
         batch_size=batch_size,
     )
@@ -176,18 +186,19 @@ def generate(
 
 
 def stream(
-    target: TransformersModel | HuggingFace,
-    draft: TransformersModel | HuggingFace | None,
+    target: TransformersModel | HuggingFaceModel,
+    draft: TransformersModel | HuggingFaceModel | None,
     prompts: Prompt | Sequence[Prompt],
     *,
-    tokenizer: Processor | None = None,
-    draft_tokenizer: Processor | None = None,
+    tokenizer: HuggingFaceTokenizer | None = None,
+    draft_tokenizer: HuggingFaceTokenizer | None = None,
     gamma: int | Gammas = 4,
     max_new_tokens: int = 128,
     sampling: Sampling = GREEDY,
     draft_sampling: Sampling | None = None,
     proposal: Proposal = AS_SAMPLED,
-    stop: Sequence[int] | None = None,
+    processors: LogitsProcessors = (),
+    stop: Sequence[int | str] | None = None,
     n: int = 1,
     seed: int | Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -198,6 +209,7 @@ def stream(
     To stop early, stop iterating: nothing runs between two pieces.
     """
     call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed)
+    ids, strings = _stops(stop, call.target)
     blocks = speculate(
         call.target,
         call.draft,
@@ -207,7 +219,9 @@ def stream(
         sampling=sampling,
         draft_sampling=draft_sampling,
         proposal=proposal,
-        stop=stop,
+        processors=as_processors(processors),
+        stop=ids,
+        stop_when=strings,
         generators=call.generators,
         batch_size=batch_size,
     )
@@ -225,10 +239,10 @@ class _Call:
 
 
 def _call(
-    target: TransformersModel | HuggingFace,
-    draft: TransformersModel | HuggingFace | None,
-    tokenizer: Processor | None,
-    draft_tokenizer: Processor | None,
+    target: TransformersModel | HuggingFaceModel,
+    draft: TransformersModel | HuggingFaceModel | None,
+    tokenizer: HuggingFaceTokenizer | None,
+    draft_tokenizer: HuggingFaceTokenizer | None,
     prompts: Prompt | Sequence[Prompt],
     n: int,
     seed: int | Sequence[int] | None,
@@ -247,6 +261,17 @@ def _call(
         [one for one in ids for _ in range(n)],
         None if seed is None else _generators(seed, len(ids), n),
     )
+
+
+def _stops(
+    stop: Sequence[int | str] | None, target: TransformersModel
+) -> tuple[list[int] | None, StopStrings | None]:
+    """Tell ids and strings apart; None where there are none."""
+    ids = None if stop is None else [one for one in stop if not isinstance(one, str)]
+    strings = tuple(one for one in stop or () if isinstance(one, str))
+    if not strings:
+        return ids, None
+    return ids or None, StopStrings(target.tokenizer, strings)
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from distillspec.commands.gammas import gamma_of
-from distillspec.commands.pairs import load_both, load_model
+from distillspec.commands.pairs import compiled, load_both, load_model
 from distillspec.commands.progress import console
 from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Decode
@@ -36,6 +36,9 @@ def run(settings: Decode) -> dict[str, Any]:
         target, draft = load_model(settings.target, **where), None
     else:
         target, draft = load_both(settings.target, settings.draft, **where)
+    if settings.compiled:
+        target, *rest = compiled(target, *([] if draft is None else [draft]))
+        draft = next(iter(rest), None)
     shape = shape_of(settings, target.tokenizer, target.eos_ids)
     prompt = settings.prompt
     ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)

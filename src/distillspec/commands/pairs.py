@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -90,6 +91,26 @@ def load_together(
     """Load a target and its drafts as their flags say, and say on stderr that they are loaded."""
     console().print(f"loading {', '.join([target, *drafts])}")
     return models.load_together(target, drafts, dtype=dtype_of(dtype), device=device_of(device))
+
+
+def compiled(*loaded: TransformersModel) -> list[TransformersModel]:
+    """Have models decode in compiled passes of fixed shapes, on a GPU recorded as CUDA graphs.
+
+    Raises:
+        UserError: naming a model that has no such passes.
+    """
+    # One number of tokens, rows and columns is one shape; torch gives up at eight of them
+    torch._dynamo.config.recompile_limit = 64
+    return [
+        model.static(
+            partial(
+                torch.compile,
+                dynamic=False,
+                mode="reduce-overhead" if model.device.type == "cuda" else None,
+            )
+        )
+        for model in loaded
+    ]
 
 
 def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:

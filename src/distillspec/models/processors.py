@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from distillspec.errors import UserError
+from distillspec.math.processors import Processor
 
 Foreign: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor]
+
+LogitsProcessors: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor | Processor]
 
 REMEMBERING = (
     "SynthIDTextWatermarkLogitsProcessor",
@@ -52,3 +55,16 @@ def adapt(processors: Foreign) -> tuple[Adapted, ...]:
                 "it then rejects: leave it out"
             )
     return tuple(Adapted(processor) for processor in listed)
+
+
+def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
+    """Take the engine's processors as they are, and adapt transformers' own.
+
+    Raises:
+        UserError: naming one that remembers earlier calls.
+    """
+    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
+    found: list[Processor] = []
+    for one in listed:
+        found += adapt(one) if isinstance(one, LogitsProcessor) else [one]
+    return tuple(found)

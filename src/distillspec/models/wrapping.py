@@ -28,9 +28,9 @@ from distillspec.models.saving import Untrimmed, output_layer, trim_head
 from distillspec.models.seq2seq import Seq2SeqBody
 from distillspec.models.text import Tokenizer
 
-HuggingFace: TypeAlias = PreTrainedModel
+HuggingFaceModel: TypeAlias = PreTrainedModel
 """A model of transformers, as other rooms call it."""
-Processor: TypeAlias = PreTrainedTokenizerBase
+HuggingFaceTokenizer: TypeAlias = PreTrainedTokenizerBase
 """A tokenizer of transformers, as other rooms call it."""
 
 TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01}
@@ -55,7 +55,7 @@ def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transfo
 
 
 def as_model(
-    model: TransformersModel | HuggingFace, tokenizer: Processor | None, what: str
+    model: TransformersModel | HuggingFaceModel, tokenizer: HuggingFaceTokenizer | None, what: str
 ) -> TransformersModel:
     """Take a model as it is, or wrap a transformers model that a caller holds.
 
