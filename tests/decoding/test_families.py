@@ -16,7 +16,7 @@ from families import ALONE, MADE, WINDOW, family_model
 from support import perturbed, tiny
 
 PROMPTS = [torch.tensor(ids) for ids in ([7, 9, 12, 9], [5], [8, 8, 3, 20, 41, 6, 30, 31])]
-COUNT = 16
+COUNT = 12
 SETTINGS = {"max_new_tokens": COUNT, "sampling": GREEDY, "stop": ()}
 BATCHED = [family for family in MADE if family not in ALONE]
 
@@ -54,27 +54,23 @@ def test_a_familys_greedy_text_is_transformers_own(family):
     target, draft = pair(family)
     assert COUNT + len(PROMPTS[0]) > 3 * WINDOW
     total = Counts()
-    for prompt in PROMPTS[:2]:
-        expected = theirs(target, prompt)
-        assert len(set(expected)) > 3
-        for gamma in (0, 1, 4):
-            (output,) = complete(
-                target, draft if gamma else None, [prompt], gamma=gamma, **SETTINGS
-            )
-            assert output.ids == expected, gamma
-            total += output.counts
+    expected = theirs(target, PROMPTS[0])
+    assert len(set(expected)) > 2
+    for gamma in (0, 1, 3):
+        (output,) = complete(target, draft if gamma else None, PROMPTS[:1], gamma=gamma, **SETTINGS)
+        assert output.ids == expected, gamma
+        total += output.counts
     assert 0 < total.accepted < total.judged
 
 
 @pytest.mark.parametrize("family", BATCHED)
 def test_a_familys_batch_is_its_rows_alone(family):
     target, draft = pair(family)
-    for sampling in (GREEDY, Sampling(0.7)):
-        settings = {**SETTINGS, "gamma": 3, "sampling": sampling, "stop": (1, 9)}
-        together = complete(target, draft, PROMPTS, generators=checks.seeded(3), **settings)
-        for row, generator in enumerate(checks.seeded(3)):
-            (alone,) = complete(target, draft, [PROMPTS[row]], generators=[generator], **settings)
-            assert together[row] == alone
+    settings = {**SETTINGS, "gamma": 3, "sampling": Sampling(0.7), "stop": (1, 9)}
+    together = complete(target, draft, PROMPTS, generators=checks.seeded(3), **settings)
+    for row, generator in enumerate(checks.seeded(3)):
+        (alone,) = complete(target, draft, [PROMPTS[row]], generators=[generator], **settings)
+        assert together[row] == alone
 
 
 @pytest.mark.parametrize("family", MADE)
@@ -83,7 +79,7 @@ def test_a_familys_states_after_rollbacks_are_those_of_a_fresh_pass(family):
     target, draft = pair(family)
     prompts = PROMPTS[2:] if family in ALONE else PROMPTS
     checks.check_caches(
-        target, draft, prompts, gamma=3, count=12, sampling=Sampling(), tolerance=2e-3
+        target, draft, prompts, gamma=3, count=9, sampling=Sampling(), tolerance=2e-3
     )
 
 

@@ -111,11 +111,11 @@ def ours(model, draft, gamma, processors, eos=(1,)):
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [
+    [("llama", name) for name in SETTINGS]
+    + [
         (family, name)
-        for family in ("llama", "gpt2", "t5")
-        for name in SETTINGS
-        if family == "llama" or name not in ("no id twice", "a penalty that rewards")
+        for family in ("gpt2", "t5")
+        for name in ("repetition_penalty", "bad_words_ids", "min_new_tokens", "all of them")
     ],
 )
 def test_greedy_with_a_setting_is_transformers_own(family, name):

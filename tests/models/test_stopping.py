@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import GPT2Config, GPT2LMHeadModel
+from tokenizers import Tokenizer as Rules
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import decoding_checks as checks
@@ -18,13 +20,25 @@ from distillspec.math.sampling import GREEDY
 from distillspec.models import wrap
 from distillspec.models.stopping import StopStrings
 from distillspec.models.text import Tokenizer
-from support import SPREAD, byte_tokenizer, perturbed, seeded, word_tokenizer
+from support import SPREAD, perturbed, seeded, word_tokenizer
 
-MERGES = (("a", "b"), ("ab", "c"), ("c", "d"))
-HF = byte_tokenizer(merges=MERGES)
+
+def letters() -> PreTrainedTokenizerFast:
+    """Make a byte-level tokenizer of some letters, the two bytes of é, and three longer pieces."""
+    merges = [("a", "b"), ("ab", "c"), ("c", "d")]
+    pieces = [*"abcdefghijklmnopqrstuvwxyzÃ©<|>", "ab", "abc", "cd", "<|endoftext|>"]
+    rules = Rules(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=merges))
+    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rules.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=rules, eos_token="<|endoftext|>")
+
+
+HF = letters()
 BYTES = Tokenizer(HF)
 PIECES = ["a", "b", "c", "d", "ab", "abc", "cd", "é", "<|endoftext|>"]
 IDS = [i for piece in PIECES for i in HF(piece)["input_ids"]]
+SEED = 3
+"""Of a model whose greedy text wanders."""
 PROMPT = torch.tensor(HF("xaby")["input_ids"])
 
 
@@ -39,7 +53,7 @@ def plainly(strings, ids, new):
     return None
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=80)
 @given(
     st.lists(st.sampled_from(IDS), max_size=40),
     st.lists(st.sampled_from(IDS), min_size=1, max_size=7),
@@ -73,7 +87,7 @@ def pair():
         eos_token_id=HF.eos_token_id,
         bos_token_id=HF.eos_token_id,
     )
-    target = wrap(seeded(lambda: GPT2LMHeadModel(config), 1), HF)
+    target = wrap(seeded(lambda: GPT2LMHeadModel(config), SEED), HF)
     return target, perturbed(target, 0.04)
 
 
@@ -113,7 +127,7 @@ def test_vllm_47616_ids_text_and_origin_end_at_one_boundary_wherever_a_string_en
             last = len(blocks[-1].ids[0])
             offsets.add(last - 1)
             spans.add(last == 1 and len(string) == 2)
-        if i > 14:
+        if i > 9:
             break
     assert {0, 1, 2} <= offsets
     assert spans == {False, True}  # a string may span two blocks
@@ -122,12 +136,14 @@ def test_vllm_47616_ids_text_and_origin_end_at_one_boundary_wherever_a_string_en
 def test_a_stop_string_is_transformers_own(pair):
     target, draft = pair
     path = checks.plain_greedy(target, PROMPT, 16)
-    string = BYTES.whole_text(path[5:7])
+    string = BYTES.whole_text(path[5:8])
+    assert string.isalpha()
     expected = target.module.generate(
         PROMPT[None],
         attention_mask=torch.ones_like(PROMPT)[None],
         max_new_tokens=16,
         do_sample=False,
+        eos_token_id=10_000,
         stop_strings=[string],
         tokenizer=HF,
         pad_token_id=0,
@@ -140,9 +156,11 @@ def test_a_stop_string_is_transformers_own(pair):
             gamma=gamma,
             max_new_tokens=16,
             sampling=GREEDY,
+            stop=(),
             stop_when=StopStrings(target.tokenizer, (string,)),
         )
         assert list(output.ids) == expected.tolist()
+        assert 6 < len(output.ids) < 16
 
 
 def test_a_stop_id_before_the_string_comes_first(pair):
