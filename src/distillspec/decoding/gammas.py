@@ -137,7 +137,7 @@ class Optimal:
     all its tokens be rejected, stays below allowance + rate · T plain blocks, T being the tokens
     so far of a row. What the draft must read of the tokens it has missed is charged too: where
     reading alone costs more than `rate` of the time, a draft that has failed is not tried again
-    before other rows come. So a draft that is never right costs at most 3 % from 50 tokens on.
+    before other rows come. So a draft that is never right costs at most 3 % from 40 tokens on.
 
     A greedy row's output is what it is alone. A sampled row follows the target's law, but which
     sample it is depends on the γ, and so on the rows beside it.
@@ -155,7 +155,7 @@ class Optimal:
     """Blocks without drafting before the first new try."""
     allowance: float = 1.0
     """Plain blocks that may be lost in any case."""
-    rate: float = 0.01
+    rate: float = 0.005
     """Share of the time without a draft that may be lost beside that."""
 
     def __post_init__(self) -> None:
