@@ -82,7 +82,7 @@ def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
     kept = load(str(trimmed)).kept
     with torch.no_grad():
         ours = load(str(trimmed)).module(input_ids=torch.tensor([[6, 9, 12, 7]])).logits
-    assert torch.allclose(torch.tensor(whole)[..., kept], ours.double())
+    assert torch.allclose(torch.tensor(whole, dtype=torch.float64)[..., kept], ours.double())
 
 
 @pytest.mark.parametrize(("target_rows", "draft_rows"), [(64, 48), (48, 64)])
