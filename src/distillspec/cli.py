@@ -55,6 +55,7 @@ VERBS = {
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),
     "transfer": Verb(on_tasks.Transfer, "transfer"),
     "export": Verb(serving.Export, "export"),
+    "check-export": Verb(serving.CheckExport, "check_export"),
     "audit": Verb(serving.Audit, "audit"),
     "report": Verb(verbs.Report, "report"),
 }

@@ -58,7 +58,9 @@ def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
         assert found["dtype"] == "float32"
         expected[str(out)] = [logits(load(draft).module, family), True]
     half = tmp_path / "half"
-    exported(capsys, tmp_path / "llama-draft", tmp_path / "llama-target", half, "--dtype", "bfloat16")
+    exported(
+        capsys, tmp_path / "llama-draft", tmp_path / "llama-target", half, "--dtype", "bfloat16"
+    )
     model = load(str(tmp_path / "llama-draft"), dtype=torch.bfloat16)
     expected[str(half)] = [logits(model.module, "llama"), True]
     trimmed, out = tmp_path / "trimmed", tmp_path / "whole"
@@ -102,7 +104,10 @@ def test_the_draft_gets_as_many_rows_as_the_target(capsys, tmp_path, target_rows
     assert settings["assistant_confidence_threshold"] == 0
     ids = [torch.tensor([6, 9, 12]), torch.tensor([7])]
     ours, theirs = load(str(tmp_path / "draft")), load(str(out))
-    states = [model.open(ids).extend(torch.tensor([[12], [7]]), torch.tensor([1, 1])) for model in (ours, theirs)]
+    states = [
+        model.open(ids).extend(torch.tensor([[12], [7]]), torch.tensor([1, 1]))
+        for model in (ours, theirs)
+    ]
     assert torch.equal(ours.head(states[0]), theirs.head(states[1]))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from distillspec import models
 from distillspec.commands.measure_settings import Measure
 from distillspec.commands.progress import bar, console
+from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.settings import Distill, Generate, Train
 from distillspec.decoding import Output
 from distillspec.errors import UserError
@@ -109,7 +110,7 @@ def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
 def answer_all(
     target: TransformersModel,
     prompts: Sequence[Tensor],
-    settings: Distill | Generate | Measure,
+    settings: CheckExport | Distill | Generate | Measure,
     *,
     sampling: Sampling,
     what: str,

@@ -145,9 +145,7 @@ def _openvino(pair: Pair) -> dict[str, Any]:
         "language": "sh",
         "python": code,
         "rule": "exact-match",
-        "notes": [
-            "Audit its sampled outputs with a draft before relying on them (docs/audit.md)."
-        ],
+        "notes": ["Audit its sampled outputs with a draft before relying on them (docs/audit.md)."],
     }
 
 

@@ -160,7 +160,9 @@ def _groups(place: Place) -> dict[str, Tensor]:
 
 def _in_blocks(place: Place) -> tuple[Tensor, Tensor]:
     """Return each token's number in its block, from 1, and the length of the block before it."""
-    numbers, lengths, last = [], [], 0
+    numbers: list[int] = []
+    lengths: list[int] = []
+    last = 0
     for block in place.blocks or ():
         numbers += range(1, block + 1)
         lengths += [last] * block
@@ -202,12 +204,11 @@ def _memory(place: Place, surprise: Excess) -> dict[str, Asked]:
     """Ask whether a token depends on what came before in a way that p does not tell."""
     p, y, n = place.p, place.y, len(place.y)
     tokens = torch.cat([place.before.to(y.device), y])
-    distinct, inverse = tokens.unique(return_inverse=True)
     order = torch.arange(len(tokens), device=y.device)
-    first = torch.full_like(distinct, len(tokens)).scatter_reduce(0, inverse, order, "amin")
-    now = order[-n:, None]  # [n, 1] each token's own place
-    mass = p[:, distinct].masked_fill(first[None] >= now, 0.0).sum(-1)
-    found = {SEEN: _event("memory", mass, first[inverse[-n:]] < order[-n:])}
+    never = torch.full((p.shape[-1],), len(tokens), device=y.device)
+    first = never.scatter_reduce(0, tokens, order, "amin")  # [V] where each id stands first
+    mass = p.masked_fill(first >= order[-n:, None], 0.0).sum(-1)
+    found = {SEEN: _event("memory", mass, first[y] < order[-n:])}
     last = tokens[-n - 1 : -1]  # a prompt has at least one token
     if place.first > 0 or n > 1:
         rows = slice(0 if place.first > 0 else 1, None)
