@@ -61,12 +61,12 @@ class Speculating(FakeServer):
         ids, reason = list(first.ids), first.finish_reason
         if reason == "length" and body["max_tokens"] > 1:
             (rest,) = complete(
-                self.model if not self.faulty else self.draft,
+                self.model,
                 self.draft,
                 [torch.cat([prompt, torch.tensor(first.ids)])],
                 gamma=self.gamma,
                 max_new_tokens=body["max_tokens"] - 1,
-                sampling=sampling,
+                sampling=Sampling(0.3) if self.faulty else sampling,
                 draft_sampling=GREEDY if self.rule == "argmax" else None,
                 generators=[generator],
                 **({"proposal": MATCHED} if self.rule == "exact-match" else {}),
@@ -150,7 +150,7 @@ def test_a_server_with_another_rule_is_told_by_its_counts(capsys, pair, draft, p
     assert code == 0, found["unmet"]
 
 
-def test_a_server_that_drafts_otherwise_or_writes_the_drafts_text_is_caught(
+def test_a_server_that_drafts_otherwise_or_samples_otherwise_is_caught(
     capsys, pair, draft, prompts
 ):
     code, found = served(capsys, pair, draft, prompts, gamma=5)
