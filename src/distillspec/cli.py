@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import distillspec
 from distillspec import launch
 from distillspec.commands import measure_settings, trim_settings
+from distillspec.commands import serving_settings as serving
 from distillspec.commands import settings as verbs
 from distillspec.commands import task_settings as on_tasks
 from distillspec.errors import UserError, nearest
@@ -54,6 +55,9 @@ VERBS = {
     "evaluate": Verb(on_tasks.Evaluate, "evaluate"),
     "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),
     "transfer": Verb(on_tasks.Transfer, "transfer"),
+    "export": Verb(serving.Export, "export"),
+    "check-export": Verb(serving.CheckExport, "check_export"),
+    "audit": Verb(serving.Audit, "audit"),
     "report": Verb(verbs.Report, "report"),
 }
 

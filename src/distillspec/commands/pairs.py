@@ -12,6 +12,7 @@ from torch import Tensor
 from distillspec import models
 from distillspec.commands.measure_settings import Measure
 from distillspec.commands.progress import bar, console
+from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.settings import Distill, Generate, Train
 from distillspec.commands.trim_settings import Trim
 from distillspec.decoding import Output
@@ -131,7 +132,7 @@ def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
 def answer_all(
     target: TransformersModel,
     prompts: Sequence[Tensor],
-    settings: Distill | Generate | Measure | Trim,
+    settings: CheckExport | Distill | Generate | Measure | Trim,
     *,
     sampling: Sampling,
     what: str,
