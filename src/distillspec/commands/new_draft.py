@@ -28,7 +28,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
         raise UserError(
             "--prompts goes together with --keep-ids or --keep-share: its texts choose the ids"
         )
-    _make_way(settings.out)
+    make_way(settings.out)
     target = load_model(settings.target)
     kept = None
     if settings.prompts is not None:
@@ -55,7 +55,7 @@ def run(settings: NewDraft) -> dict[str, Any]:
     }
 
 
-def _make_way(out: Path) -> None:
+def make_way(out: Path) -> None:
     """Make the folder, or refuse one that holds anything or cannot be made."""
     try:
         out.mkdir(parents=True, exist_ok=True)

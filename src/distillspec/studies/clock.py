@@ -178,7 +178,7 @@ class Timer:
                 shift = (i + repetition) % len(running)
                 for name, lane in running[shift:] + running[:shift]:
                     runs[name].append(self.run([prompt], lane, self.seed + i))
-            middle = {name: _median_run(of_lane) for name, of_lane in runs.items()}
+            middle = {name: median_run(of_lane) for name, of_lane in runs.items()}
             alone = middle.pop(None)
             report(i + 1, len(prompts))
             yield Race(alone, {name: run for name, run in middle.items() if name is not None})
@@ -290,7 +290,8 @@ class Timer:
         return finish
 
 
-def _median_run(runs: Sequence[Run]) -> Run:
+def median_run(runs: Sequence[Run]) -> Run:
+    """Return the run of median length; of an even number the later of the middle two."""
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
 
 
