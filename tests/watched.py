@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from distillspec.models.protocol import Batch
@@ -58,7 +60,8 @@ class WatchedSession:
 
     def keep(self, rows):
         for name in ("seen", "prompts", "first", "room_at_first"):
-            setattr(self, name, [getattr(self, name)[row] for row in rows.tolist()])
+            values = getattr(self, name)
+            setattr(self, name, [copy.copy(values[row]) for row in rows.tolist()])
         self.session.keep(rows)
 
 

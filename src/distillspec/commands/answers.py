@@ -11,6 +11,7 @@ from torch import Tensor
 from distillspec.commands.served import Answer, Server, ask_completion
 from distillspec.commands.served_model import ServedModel, ask_all, check_answer
 from distillspec.commands.settings import Generate
+from distillspec.commands.shaping import shape_of
 from distillspec.errors import UserError
 from distillspec.math.partial import Known
 from distillspec.math.sampling import Sampling
@@ -41,6 +42,7 @@ class Local:
         self._target = target
         self._settings = settings
         self._sampling = sampling
+        self._shape = shape_of(settings, target.tokenizer, target.eos_ids)
 
     def answers(
         self,
@@ -62,6 +64,9 @@ class Local:
                 self._target,
                 [prompts[i] for i in group],
                 sampling=self._sampling,
+                processors=self._shape.processors,
+                stop=self._shape.stop,
+                stop_when=self._shape.stop_when,
                 max_new_tokens=settings.max_new_tokens,
                 batch_size=settings.batch_size,
                 generators=[generators[i] for i in group],

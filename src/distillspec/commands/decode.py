@@ -8,10 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from distillspec.commands.pairs import load_both, load_model
+from distillspec.commands.gammas import gamma_of
+from distillspec.commands.pairs import compiled, load_both, load_model
 from distillspec.commands.progress import console
 from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Decode
+from distillspec.commands.shaping import shape_of
 from distillspec.decoding import Block, Role, collect, speculate
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Raw, TextStream, Tokenizer
@@ -27,25 +29,35 @@ STYLES: dict[Role, str] = {
 
 def run(settings: Decode) -> dict[str, Any]:
     """Decode the prompt, streaming its text to the terminal."""
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     rule = rule_of(settings.rule, sampling, draft_temperature=None, epsilon=settings.epsilon)
     where = {"dtype": settings.dtype, "device": settings.device}
     if settings.draft is None:
         target, draft = load_model(settings.target, **where), None
     else:
         target, draft = load_both(settings.target, settings.draft, **where)
+    if settings.compiled:
+        target, *rest = compiled(target, *([] if draft is None else [draft]))
+        draft = next(iter(rest), None)
+    shape = shape_of(settings, target.tokenizer, target.eos_ids)
     prompt = settings.prompt
     ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)
+    gamma = gamma_of(
+        settings.gamma, settings.cost, target=target, draft=draft, prompt=ids, rule=rule
+    )
     blocks = speculate(
         target,
         draft,
         [ids],
-        gamma=0 if draft is None else settings.gamma,
+        gamma=gamma,
         max_new_tokens=settings.max_new_tokens,
         sampling=sampling,
         draft_sampling=rule.draft_sampling,
         proposal=rule.proposal,
         lenience=rule.lenience,
+        processors=shape.processors,
+        stop=shape.stop,
+        stop_when=shape.stop_when,
         generators=seeded(settings.seed, 1),
     )
     (output,) = collect(_shown(blocks, target.tokenizer, console()), 1)

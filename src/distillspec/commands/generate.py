@@ -15,6 +15,7 @@ from distillspec.commands.progress import bar, console
 from distillspec.commands.served import Server
 from distillspec.commands.served_model import check_tokenizer, find_model
 from distillspec.commands.settings import Generate
+from distillspec.commands.shaping_settings import changed
 from distillspec.commands.unfinished import Unfinished
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -29,7 +30,8 @@ def run(settings: Generate) -> dict[str, Any]:
     at_least(1, settings, "max_new_tokens", "batch_size", "cache_k", "concurrency")
     at_least(0, settings, "retries")
     _make_way(settings)
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    _check_shaping(settings)
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     rows = training_rows(settings)
     writer, weights = _writer(settings, sampling)
     prompts = prompt_ids(writer.tokenizer, rows, context=writer.context)
@@ -77,7 +79,7 @@ def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str
 
 def _sampler(settings: Generate) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "max_new_tokens", "seed")
-    return {name: getattr(settings, name) for name in names}
+    return {name: getattr(settings, name) for name in names} | changed(settings)
 
 
 def _cache(
@@ -118,6 +120,18 @@ def _told(cache: OfflineTarget) -> dict[str, Any]:
         "k": cache.origin.k,
         "bytes": cache.bytes_on_disk,
     }
+
+
+def _check_shaping(settings: Generate) -> None:
+    """Refuse what would make the numbers in the file mean something else."""
+    flags = [f"--{name.replace('_', '-')}" for name in changed(settings)]
+    if settings.logprobs and flags:
+        raise UserError(
+            f"--logprobs are those of temperature, --top-k and --top-p alone: leave out {flags[0]}"
+        )
+    local = [flag for flag in flags if flag != "--min-p"]
+    if settings.server is not None and local:
+        raise UserError(f"{local[0]} is not sent to a --server: leave it out, or load the target")
 
 
 def _make_way(settings: Generate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule, argmax_draft, exact_match, ratio_test
@@ -50,9 +51,7 @@ def rule_of(
             )
         return argmax_draft(sampling)
     draft = (
-        sampling
-        if draft_temperature is None
-        else Sampling(draft_temperature, sampling.top_k, sampling.top_p)
+        sampling if draft_temperature is None else replace(sampling, temperature=draft_temperature)
     )
     if name == "exact-match":
         return exact_match(sampling, draft)

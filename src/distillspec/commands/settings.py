@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from distillspec.commands.shaping_settings import Shaping
+
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LosslessRule = Literal["ratio", "argmax", "exact-match"]
 AnyRule = Literal[
@@ -28,7 +30,10 @@ class NewDraft:
     depth: int = 2
     """Number of layers of a fresh narrow model."""
     keep_ids: int | None = None
-    """Trim the output head to this many ids, the most frequent in --prompts; leave out for all."""
+    """Trim the output head to this many ids, the most frequent in --prompts; leave out for all.
+    The verb trim says what each size saves and costs."""
+    keep_share: float | None = None
+    """Instead of --keep-ids: as many ids as make up this share of the tokens of --prompts."""
     prompts: str | None = None
     """Prompt file, task, or TASK=FILE, whose texts are counted to choose the ids of a trimmed
     head."""
@@ -174,8 +179,8 @@ class Distill(Train):
     """Likewise, the draft's temperature; leave out for the target's."""
 
 
-@dataclass(frozen=True)
-class Generate:
+@dataclass(frozen=True, kw_only=True)
+class Generate(Shaping):
     """Let the target answer prompts, and write its answers to a file as fixed data.
 
     Finished answers are kept in OUT.part as they come: the same command goes on from there. With
@@ -231,8 +236,8 @@ class Generate:
     """Seed of the sampling."""
 
 
-@dataclass(frozen=True)
-class Decode:
+@dataclass(frozen=True, kw_only=True)
+class Decode(Shaping):
     """Decode one prompt and show which tokens the draft wrote."""
 
     target: str
@@ -241,8 +246,12 @@ class Decode:
     """The prompt's text."""
     draft: str | None = None
     """Folder, hub name or GGUF file of the draft; leave out for autoregressive decoding."""
-    gamma: int = 4
-    """Drafted tokens per block."""
+    gamma: str = "4"
+    """Drafted tokens per block: a number; auto, the fastest by the pair's cost and its acceptance
+    so far, 0 included; or schedule, transformers' heuristic."""
+    cost: str | None = None
+    """Cost for --gamma auto: a file of `measure --json`, or milliseconds such as
+    target=20,draft=2,overhead=1; leave out to time the pair first."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     top_k: int | None = None
@@ -262,6 +271,9 @@ class Decode:
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
+    compiled: bool = False
+    """Decode in passes of fixed shapes, compiled (torch.compile; on a GPU recorded as CUDA graphs).
+    It begins with minutes of compiling. Decoder-only models without sliding windows."""
     seed: int = 0
     """Seed of the sampling."""
 

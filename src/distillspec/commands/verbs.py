@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distillspec.commands import measure_settings
+from distillspec.commands import measure_settings, trim_settings
+from distillspec.commands import serving_settings as serving
 from distillspec.commands import settings as verbs
 from distillspec.commands import study_settings as on_studies
 from distillspec.commands import task_settings as on_tasks
@@ -33,6 +34,7 @@ VERBS = {
     "demo": Verb(verbs.Demo, "demo"),
     "new-model": Verb(on_studies.NewModel, "new_model", out="model", product=""),
     "new-draft": Verb(verbs.NewDraft, "new_draft", out="model", product=""),
+    "trim": Verb(trim_settings.Trim, "trim"),
     "sft": Verb(verbs.Sft, "train", "run_sft", together=True, out="run", product="draft"),
     "distill": Verb(
         verbs.Distill, "train", "run_distill", together=True, out="run", product="draft"
@@ -47,5 +49,8 @@ VERBS = {
     "bounds": Verb(on_studies.Bounds, "bounds", out="run"),
     "tune": Verb(on_studies.Tune, "tune", out="run"),
     "study": Verb(on_studies.Study, "study"),
+    "export": Verb(serving.Export, "export"),
+    "check-export": Verb(serving.CheckExport, "check_export"),
+    "audit": Verb(serving.Audit, "audit"),
     "report": Verb(verbs.Report, "report"),
 }

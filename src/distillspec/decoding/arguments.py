@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
+from distillspec.decoding.blocks import Block
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
 from distillspec.models.vocabulary import check_same
@@ -27,11 +28,11 @@ def own_generators(generators: Sequence[Generator] | None, count: int) -> Sequen
     return generators
 
 
-def check_counts(gamma: int, max_new_tokens: int) -> None:
-    """Check that γ is a whole number ≥ 0 and the budget one ≥ 1."""
-    for name, value, least in (("gamma", gamma, 0), ("max_new_tokens", max_new_tokens, 1)):
-        if type(value) is not int or value < least:
-            raise UserError(f"{name} is {value!r}; expected a whole number of at least {least}")
+def check_counts(max_new_tokens: int, batch_size: int) -> None:
+    """Check that the budget and the batch size are whole numbers ≥ 1."""
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name} is {value!r}; expected a whole number of at least 1")
 
 
 def check_pair(target: LanguageModel, draft: LanguageModel | None, gamma: int) -> None:
@@ -63,3 +64,18 @@ def check_ids(target: LanguageModel, prompts: Sequence[Tensor], stop: Sequence[i
     for token in stop:
         if not 0 <= token < size:
             raise UserError(f"stop id {token} lies outside 0…{size - 1}, those of {target.name}")
+
+
+def check_sayable(empty: Tensor, block: Block) -> None:
+    """Check that the processors left something to say wherever a token was emitted.
+
+    Args:
+        empty: [B, w+1] bool, the positions at which they forbade every id.
+        block: What was emitted.
+    """
+    for row, ids, none in zip(block.rows, block.ids, empty.tolist(), strict=True):
+        if any(none[: len(ids)]):
+            raise UserError(
+                f"prompt {row}: the settings forbid every token that could come next; loosen what "
+                "bans tokens (bad_words_ids, no_repeat_ngram_size, min_new_tokens, a processor)"
+            )

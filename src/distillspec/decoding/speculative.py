@@ -14,9 +14,20 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from distillspec.decoding.arguments import check_counts, check_ids, check_pair, own_generators
+from distillspec.decoding.arguments import (
+    check_counts,
+    check_ids,
+    check_pair,
+    check_sayable,
+    own_generators,
+)
 from distillspec.decoding.blocks import Block, Finish, Output, collect
-from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned, open_state
+from distillspec.decoding.gammas import Chooser, Gammas, as_gammas
+from distillspec.decoding.history import process_block
+from distillspec.decoding.queue import Queue
+from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned
+from distillspec.decoding.stopping import Stop
+from distillspec.math.processors import Processor, check_processors
 from distillspec.math.rules import AS_SAMPLED, Proposal
 from distillspec.math.sampling import Sampling, draw
 from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
@@ -28,19 +39,24 @@ def speculate(
     draft: LanguageModel | None,
     prompts: Sequence[Tensor],
     *,
-    gamma: int,
+    gamma: int | Gammas,
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     proposal: Proposal = AS_SAMPLED,
     lenience: Lenience = lossless,
+    processors: Sequence[Processor] = (),
     stop: Sequence[int] | None = None,
+    stop_when: Stop | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> Iterator[Block]:
     """Decode every prompt and yield one block per target call for the whole batch.
 
-    The call itself checks its arguments and runs both models over the prompts; every `next` is
-    one target call. Rows finish at different times and are then dropped from the batch.
+    The call itself checks its arguments and runs both models over the first `batch_size` prompts;
+    every `next` is one target call, after a pass over the prompts that it admits. Rows finish at
+    different times and leave the batch; others take their places. Whatever rows are beside it, a
+    row's output is the one it has alone.
 
     With a `lenience` other than `lossless` the output no longer follows the target's law.
 
@@ -48,16 +64,22 @@ def speculate(
         target: The large model p.
         draft: The small model q; None only with γ = 0.
         prompts: One 1-D int64 tensor of ids per row, none empty.
-        gamma: Tokens to draft per block, at most. A block drafts fewer where fewer can be used:
-            never more than the row may still emit minus one, and none past the draft's context.
+        gamma: Tokens to draft per block, at most, or a rule of `gammas.py` that chooses them. A
+            block drafts fewer where fewer can be used: never more than the row may still emit
+            minus one, and none past the draft's context.
         max_new_tokens: Tokens to emit per row, at most; fewer where the target's context ends.
         sampling: The distribution to sample from, given the target's logits.
         draft_sampling: The same for the draft; None for the target's.
         proposal: What verification takes for q: as it was sampled from, or all of it on the
             drafted token (exact match). The output's law is the target's either way.
         lenience: f in the acceptance test u ≤ f(p)/q.
+        processors: Applied one after another to the logits of both models, each position's at its
+            own prefix, before the sampling settings.
         stop: Ids that end a row; None for the target's own. The draft's mean nothing here.
+        stop_when: A condition on a row's ids that ends it too, at the first token that meets it.
         generators: One per prompt, the only source of that row's randomness; None for fresh seeds.
+        batch_size: Rows decoded at once, at most: the other prompts wait in their order and are
+            admitted as rows finish. None for all at once.
 
     Returns:
         An iterator of blocks, to be summed or assembled by `collect`.
@@ -69,27 +91,32 @@ def speculate(
         Algorithm A.1 of the paper.
     """
     stop = target.eos_ids if stop is None else stop
-    check_counts(gamma, max_new_tokens)
-    check_pair(target, draft, gamma)
+    gammas = as_gammas(gamma)
+    check_counts(max_new_tokens, 1 if batch_size is None else batch_size)
+    check_pair(target, draft, gammas.limit)
     check_ids(target, prompts, stop)
+    check_processors(processors, target.vocabulary.size)
     run = _Run(
         target=target,
-        draft=draft if gamma else None,
-        gamma=gamma,
+        draft=draft if gammas.limit else None,
+        limit=gammas.limit,
         sampling=sampling,
         draft_sampling=sampling if draft_sampling is None else draft_sampling,
         proposal=proposal,
         lenience=lenience,
+        processors=tuple(processors),
         stop=frozenset(stop),
+        stop_when=stop_when,
     )
-    state = open_state(
+    queue = Queue(
         run.target,
         run.draft,
         prompts,
-        max_new_tokens=max_new_tokens,
         generators=own_generators(generators, len(prompts)),
+        max_new_tokens=max_new_tokens,
+        size=len(prompts) if batch_size is None else batch_size,
     )
-    return _blocks(run, state)
+    return _blocks(run, queue, queue.open(), gammas.chooser())
 
 
 def complete(
@@ -97,14 +124,17 @@ def complete(
     draft: LanguageModel | None,
     prompts: Sequence[Tensor],
     *,
-    gamma: int,
+    gamma: int | Gammas,
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     proposal: Proposal = AS_SAMPLED,
     lenience: Lenience = lossless,
+    processors: Sequence[Processor] = (),
     stop: Sequence[int] | None = None,
+    stop_when: Stop | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> list[Output]:
     """Decode every prompt to its end: `collect` of `speculate`, with the same arguments."""
     blocks = speculate(
@@ -117,8 +147,11 @@ def complete(
         draft_sampling=draft_sampling,
         proposal=proposal,
         lenience=lenience,
+        processors=processors,
         stop=stop,
+        stop_when=stop_when,
         generators=generators,
+        batch_size=batch_size,
     )
     return collect(blocks, len(prompts))
 
@@ -129,26 +162,41 @@ class _Run:
 
     target: LanguageModel
     draft: LanguageModel | None
-    gamma: int
+    limit: int
     sampling: Sampling
     draft_sampling: Sampling
     proposal: Proposal
     lenience: Lenience
+    processors: tuple[Processor, ...]
     stop: frozenset[int]
+    stop_when: Stop | None
 
 
-def _blocks(run: _Run, state: State) -> Iterator[Block]:
+def _blocks(run: _Run, queue: Queue, state: State, chooser: Chooser) -> Iterator[Block]:
     # Gradients are off inside `_block` only: that must not leak to the caller at a yield.
     while state.rows:
-        yield _block(run, state)
+        chosen = chooser.choose(
+            [row.prompt for row in state.rows], [len(row.unseen) for row in state.rows]
+        )
+        block = _block(run, state, chosen)
+        chooser.observe(block)
+        yield block
+        queue.admit(state)
 
 
 @torch.no_grad()  # not inference mode: a caller may use the states in a loss
-def _block(run: _Run, state: State) -> Block:
-    """Decode one block of every row: Algorithm A.1, its steps in the paper's order."""
+def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
+    """Decode one block of every row: Algorithm A.1, its steps in the paper's order.
+
+    Whatever γ is `chosen` for a row, it draws as many uniforms, so that the blocks to come do not
+    depend on it.
+    """
     pending = state.target.pending  # [B]
-    gammas = [max(0, min(run.gamma, row.left - 1, row.draft_left)) for row in state.rows]
-    uniforms = draw_uniforms(state.rows, 2 * run.gamma + 1).to(pending.device)  # [B, 2γ+1]
+    gammas = [
+        max(0, min(gamma, row.left - 1, row.draft_left))
+        for gamma, row in zip(chosen, state.rows, strict=True)
+    ]
+    uniforms = draw_uniforms(state.rows, 2 * run.limit + 1).to(pending.device)
 
     # 1. Draft w ≤ γ tokens y_i ~ q_i; rows that may draft fewer carry meaningless ones behind.
     drafted, q_rows = _draft(run, state, gammas, uniforms)  # w times [B] and [B, V]
@@ -158,6 +206,10 @@ def _block(run: _Run, state: State) -> Block:
     tokens = torch.stack([pending, *drafted], dim=1)  # [B, w+1]
     states = _states(state.target, tokens, [g + 1 for g in gammas])  # [B, w+1, H]
     logits = run.target.head(states)  # [B, w+1, V]
+    empty = None
+    if run.processors:
+        real = [g + 1 for g in gammas]
+        logits, empty = process_block(run.processors, state.rows, logits, tokens[:, 1:], real)
     p = run.sampling.probabilities(logits)
     q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
     q = run.proposal.distribution(q, tokens[:, 1:])
@@ -169,12 +221,14 @@ def _block(run: _Run, state: State) -> Block:
         q,
         tokens[:, 1:],
         lengths=torch.tensor(gammas, device=pending.device),
-        uniforms=torch.cat([uniforms[:, run.gamma : run.gamma + width], uniforms[:, -1:]], dim=1),
+        uniforms=torch.cat([uniforms[:, run.limit : run.limit + width], uniforms[:, -1:]], dim=1),
         score=_score(run, logits),
     )
 
     # 5. Emit the accepted tokens and the target's own, up to a stop token. Repeat.
     block = _emit(run, state, gammas, tokens[:, 1:], verdict, states)
+    if empty is not None:
+        check_sayable(empty, block)
     advance(state, block)
     return block
 
@@ -199,6 +253,12 @@ def _draft(
         states = _states(state.draft, tokens, fed)  # [B, k, H]
         last = torch.tensor([max(0, n - 1) for n in fed], device=uniforms.device)
         logits = run.draft.head(states[every, last])  # [B, V]
+        if run.processors:
+            before = torch.stack(drafted, dim=1) if drafted else tokens[:, :0]  # [B, i]
+            real = [int(g > i) for g in gammas]
+            logits = process_block(
+                run.processors, state.rows, logits[:, None], before, real
+            ).logits[:, 0]
         q_rows.append(run.draft_sampling.probabilities(logits))
         drafted.append(draw(q_rows[-1], uniforms[:, i]))
         tokens, fed = drafted[-1][:, None], [int(g > i + 1) for g in gammas]
@@ -236,12 +296,13 @@ def _emit(
 ) -> Block:
     """Bring the verdict of a block home, the one wait for the device, and cut what must be cut."""
     columns = [drafted, verdict.token[:, None], verdict.accepted[:, None]]
-    cuts = [
-        _cut([*ids[:accepted], token], gamma, row.left, run.stop)
-        for (*ids, token, accepted), gamma, row in zip(
-            torch.cat(columns, dim=1).tolist(), gammas, state.rows, strict=True
-        )
-    ]
+    cuts = []
+    for (*ids, token, accepted), gamma, row in zip(
+        torch.cat(columns, dim=1).tolist(), gammas, state.rows, strict=True
+    ):
+        said = [*ids[:accepted], token]
+        told = None if run.stop_when is None else run.stop_when.end(row.ids, said)
+        cuts.append(_cut(said, gamma, row.left, run.stop, told))
     return Block(
         rows=tuple(row.prompt for row in state.rows),
         ids=tuple(cut.ids for cut in cuts),
@@ -263,18 +324,23 @@ class _Cut(NamedTuple):
     finished: Finish | None
 
 
-def _cut(ids: list[int], gamma: int, left: int, stop: frozenset[int]) -> _Cut:
-    """End a row's block after its first stop token and count what is emitted.
+def _cut(
+    ids: list[int], gamma: int, left: int, stop: frozenset[int], told: int | None = None
+) -> _Cut:
+    """End a row's block after the first token that ends the row and count what is emitted.
 
     Args:
         ids: The accepted tokens and the target's own, at most `left`.
         gamma: How many tokens were drafted.
         left: How many tokens the row may still emit.
         stop: The ids that end the row.
+        told: How many of `ids` to keep if the row ends for another reason.
     """
     accepted = len(ids) - 1
     judged = min(accepted + 1, gamma)  # the accepted ones and, if there is one, the rejected
     end = next((i + 1 for i, token in enumerate(ids) if token in stop), None)
+    if told is not None:
+        end = told if end is None else min(end, told)
     if end is not None:
         return _Cut(tuple(ids[:end]), min(accepted, end), min(judged, end), "stop")
     return _Cut(tuple(ids), accepted, judged, "length" if len(ids) >= left else None)

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from distillspec.decoding.blocks import Block
+from distillspec.decoding.opening import open_rows
 from distillspec.models.protocol import LanguageModel, Session
 
 
@@ -25,6 +26,10 @@ class Row:
     """The source of its uniforms."""
     left: int
     """How many tokens it may still emit."""
+    ids: list[int]
+    """All that it holds: what was given (see `LanguageModel.prefix`), then what was emitted."""
+    given: int
+    """How many of them were given."""
     draft_left: int = 0
     """How many more tokens the draft's context has room to predict; below 1 it never drafts."""
     unseen: list[int] = field(default_factory=list)
@@ -49,19 +54,38 @@ def open_state(
     *,
     max_new_tokens: int,
     generators: Sequence[Generator],
+    first: int = 0,
+    beside: bool = False,
 ) -> State:
-    """Run both models over the prompts; the draft only where some row can use it."""
-    session = target.open(prompts)
+    """Run both models over the prompts; the draft only where some row can use it.
+
+    Args:
+        target: The large model.
+        draft: The small one, if any.
+        prompts: 1-D int64 ids, one tensor a row.
+        max_new_tokens: Tokens to emit per row, at most.
+        generators: One per prompt.
+        first: The index of the first prompt among those of the run.
+        beside: Whether the rows are to join others that have the draft's session.
+    """
+    session = open_rows(target, prompts)
+    prefixes = [target.prefix(prompt).tolist() for prompt in prompts]
     rows = [
         # The last token of all is not fed, so as many can be emitted as the context can take.
-        Row(prompt=i, generator=generators[i], left=min(max_new_tokens, room))
+        Row(
+            prompt=first + i,
+            generator=generators[i],
+            left=min(max_new_tokens, room),
+            ids=prefixes[i],
+            given=len(prefixes[i]),
+        )
         for i, room in enumerate(session.room.tolist())
     ]
     state = State(rows, session, None)
-    if draft is not None and any(row.left > 1 for row in rows):
+    if draft is not None and (beside or any(row.left > 1 for row in rows)):
         # What a draft cannot hold is cut off and charged: that row has no room to draft in.
         heads = [prompt[: draft.context] for prompt in prompts]
-        state.draft = draft.open(heads)
+        state.draft = open_rows(draft, heads)
         room_of, pending = state.draft.room.tolist(), state.draft.pending.tolist()
         for i, row in enumerate(rows):
             row.draft_left = room_of[i] - (len(prompts[i]) - len(heads[i]))
@@ -78,6 +102,7 @@ def advance(state: State, block: Block) -> None:
     target_surplus, draft_surplus = [], []
     for row, i in zip(state.rows, going, strict=True):
         ids, g, n = list(block.ids[i]), block.drafted[i], block.accepted[i]
+        row.ids += ids
         row.left -= len(ids)
         row.draft_left -= len(ids)
         # The draft wrote g tokens and was fed g - 1 of them: after a full block it lacks two.

@@ -18,7 +18,7 @@ from distillspec.math.precision import at_least_float32
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings, applied in this order: temperature, then top-k, then top-p."""
+    """Sampling settings, applied in transformers' order: temperature, top-k, top-p, min-p."""
 
     temperature: float = 1.0
     """Divides the logits; 0 is greedy: probability 1 on the first largest logit. Otherwise from
@@ -28,6 +28,8 @@ class Sampling:
     top_p: float = 1.0
     """Keep the fewest most likely tokens whose probabilities sum to this or more, at least one.
     1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least so many times as likely as the most likely one. 0 keeps all."""
 
     def __post_init__(self) -> None:
         """Refuse what no distribution follows from; nothing is ever clamped into range."""
@@ -41,6 +43,8 @@ class Sampling:
             )
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: give a number above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p is {self.min_p}: give a number from 0 (off) to 1")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the distribution that a token is drawn from under these settings.
@@ -74,7 +78,11 @@ class Sampling:
         logits = (logits - largest) / self.temperature
         if self.top_k is not None or self.top_p < 1:
             logits = logits.masked_fill(~self._survivors(logits), -math.inf)
-        return logits.softmax(-1)
+        probabilities = logits.softmax(-1)
+        if self.min_p == 0:
+            return probabilities
+        least = self.min_p * probabilities.amax(-1, keepdim=True)
+        return logits.masked_fill(probabilities < least, -math.inf).softmax(-1)
 
     def _survivors(self, logits: Tensor) -> Tensor:
         """Return [..., V] bool: what top-k and top-p keep. Only values are sorted, never ids."""

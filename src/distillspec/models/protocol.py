@@ -68,7 +68,10 @@ class Session(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` ([B'] int64 indices, in that order) and drop the others."""
+        """Keep only `rows` ([B'] int64 indices, in that order) and drop the others.
+
+        A row that is named twice is copied: several samples of one prompt start like that.
+        """
         ...
 
     def join(self, session: Self) -> None:
@@ -108,6 +111,13 @@ class LanguageModel(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the hidden states."""
+        ...
+
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [L] int64 ids that the first emitted token follows.
+
+        They are the prompt itself, and the decoder start token of an encoder-decoder model.
+        """
         ...
 
     def open(self, prompts: Sequence[Tensor]) -> Session:

@@ -70,6 +70,10 @@ class Seq2SeqBody:
         """H and the type of the hidden states."""
         return self.module.config.hidden_size, self.module.dtype
 
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the [1] ids that the first emitted token follows: the decoder start token."""
+        return torch.tensor([self.start_id])
+
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Encode one source per row (1-D int64 ids); the decoder start token is pending."""
         check_batch(self, len(prompts))

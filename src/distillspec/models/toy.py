@@ -73,6 +73,10 @@ class TableModel(nn.Module):
         """The type of the hidden states."""
         return self.logits.dtype
 
+    def prefix(self, prompt: Tensor) -> Tensor:
+        """Return the ids that the first emitted token follows: the prompt."""
+        return prompt
+
     def open(self, prompts: Sequence[Tensor]) -> TableSession:
         """Start one row per prompt (1-D int64 ids, at least one); the last token is pending."""
         for prompt in prompts:

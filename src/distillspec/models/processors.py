@@ -1,0 +1,70 @@
+"""transformers' own logits processors, for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from distillspec.errors import UserError
+from distillspec.math.processors import Processor
+
+Foreign: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor]
+
+LogitsProcessors: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor | Processor]
+
+REMEMBERING = (
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WhisperNoSpeechDetection",
+)
+"""Processors that keep something from call to call: a rejected token would stay in it."""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A processor of transformers as a `Processor`; it must depend on nothing but its inputs."""
+
+    processor: LogitsProcessor
+    """It is called with input_ids [1, L] and scores [1, V] of each position by itself."""
+
+    def __call__(self, logits: Tensor, prefix: Tensor, prompt_length: int) -> Tensor:
+        """Return the [V] scores that it makes of a copy of the logits."""
+        scores: Tensor = self.processor(prefix[None], logits.clone()[None])
+        return scores[0]
+
+
+def adapt(processors: Foreign) -> tuple[Adapted, ...]:
+    """Make processors of the engine from transformers' own, a list in its order.
+
+    One that was made with a prompt's length, or with what an encoder read, is right for that
+    prompt alone.
+
+    Raises:
+        UserError: naming one that remembers earlier calls.
+    """
+    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
+    for processor in listed:
+        name = type(processor).__name__
+        if name in REMEMBERING:
+            raise UserError(
+                f"{name} remembers earlier calls, which speculative decoding makes for tokens that "
+                "it then rejects: leave it out"
+            )
+    return tuple(Adapted(processor) for processor in listed)
+
+
+def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
+    """Take the engine's processors as they are, and adapt transformers' own.
+
+    Raises:
+        UserError: naming one that remembers earlier calls.
+    """
+    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
+    found: list[Processor] = []
+    for one in listed:
+        found += adapt(one) if isinstance(one, LogitsProcessor) else [one]
+    return tuple(found)

@@ -1,0 +1,208 @@
+"""Everything people set when they sample, against transformers' own generation without a draft.
+
+Greedy outputs are equal token by token in float32; for sampled ones the distributions are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+import decoding_checks as checks
+from distillspec.decoding import Counts, complete
+from distillspec.math.processors import process, processors_of
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models.processors import adapt
+from distillspec.models.protocol import Batch
+from support import perturbed
+
+COUNT = 14
+PROMPT = torch.tensor([7, 8, 9, 8, 3, 20])
+SETTINGS = {
+    "repetition_penalty": {"repetition_penalty": 1.6},
+    "a penalty that rewards": {"repetition_penalty": 0.8},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "no id twice": {"no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": "half of the path"},
+    "sequence_bias": {"sequence_bias": "some of the path"},
+    "min_new_tokens": {"min_new_tokens": 10},
+    "all of them": {
+        "sequence_bias": "some of the path",
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": "half of the path",
+        "min_new_tokens": 9,
+    },
+}
+
+
+@cache
+def pair(family):
+    target = checks.lively(family)
+    return target, perturbed(target, 0.25 if family == "t5" else 0.05)
+
+
+@cache
+def plain(family):
+    """The greedy path without any setting, its first tokens among what settings act on."""
+    return checks.plain_greedy(pair(family)[0], PROMPT, COUNT)
+
+
+def shortened(ids):
+    """Up to the models' own stop id."""
+    return ids[: ids.index(1) + 1] if 1 in ids else ids
+
+
+def resolved(family, settings):
+    """Fill in what depends on the model: ids and pairs of ids that it would say."""
+    path, found = plain(family), dict(settings)
+    if "bad_words_ids" in found:
+        found["bad_words_ids"] = [[path[2]], list(path[4:6]), list(path[7:10])]
+    if "sequence_bias" in found:
+        found["sequence_bias"] = {(path[1],): -4.0, path[3:5]: -30.0, (11,): 2.0}
+    if "min_new_tokens" in found:
+        found["eos"] = (path[3], path[6], 1)
+    return found
+
+
+def generation(*, eos=(1,), **settings):
+    return GenerationConfig(
+        max_new_tokens=COUNT,
+        eos_token_id=list(eos),
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        **settings,
+    )
+
+
+def theirs(model, *, processor=None, **settings):
+    """transformers' own greedy completion."""
+    module = model.module
+    ids = module.generate(
+        PROMPT[None],
+        attention_mask=torch.ones_like(PROMPT)[None],
+        generation_config=generation(**settings),
+        logits_processor=processor,
+    )[0].tolist()
+    return tuple(ids[1 if module.config.is_encoder_decoder else len(PROMPT) :])
+
+
+def ours(model, draft, gamma, processors, eos=(1,)):
+    (output,) = complete(
+        model,
+        draft if gamma else None,
+        [PROMPT],
+        gamma=gamma,
+        max_new_tokens=COUNT,
+        sampling=GREEDY,
+        processors=processors,
+        stop=eos,
+    )
+    return output
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("llama", name) for name in SETTINGS]
+    + [
+        (family, name)
+        for family in ("gpt2", "t5")
+        for name in ("repetition_penalty", "bad_words_ids", "min_new_tokens", "all of them")
+    ],
+)
+def test_greedy_with_a_setting_is_transformers_own(family, name):
+    """transformers#28166, #40976: processors that did not reach the draft, or the right prefix."""
+    target, draft = pair(family)
+    settings = resolved(family, SETTINGS[name])
+    eos = settings.pop("eos", (1,))
+    expected = theirs(target, eos=eos, **settings)
+    processors = processors_of(**settings, stop=eos)
+    total = Counts()
+    for gamma in (0, 1, 3):
+        output = ours(target, draft, gamma, processors, eos)
+        assert output.ids == expected, gamma
+        total += output.counts
+    assert expected != shortened(plain(family))  # the setting does something
+    assert total.accepted > 0
+    assert total.accepted < total.judged or name in ("a penalty that rewards", "sequence_bias")
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_transformers_own_processors_adapted_are_what_they_are_there(family):
+    target, draft = pair(family)
+    theirs_are = LogitsProcessorList(
+        [RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(2)]
+    )
+    expected = theirs(target, processor=theirs_are)
+    for gamma in (0, 3):
+        assert ours(target, draft, gamma, adapt(theirs_are)).ids == expected
+    # as values of our own
+    values = processors_of(repetition_penalty=1.4, no_repeat_ngram_size=2)
+    assert ours(target, draft, 3, values).ids == expected
+
+
+SAMPLED = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 1.3, "top_k": 7},
+    "top_p": {"temperature": 1.5, "top_p": 0.8},
+    "min_p": {"temperature": 2.0, "min_p": 0.1},
+    "all of them": {
+        "temperature": 2.0,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 2,
+        "bad_words_ids": [[11], [12, 13]],
+        "sequence_bias": {(14,): 3.0, (15,): -2.0},
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_sampled_settings_distribution_is_transformers_own(family, name):
+    """Position by position along a text that transformers sampled."""
+    target, _ = pair(family)
+    settings = {"top_k": 0, **SAMPLED[name]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = target.module.generate(
+            PROMPT[None],
+            attention_mask=torch.ones_like(PROMPT)[None],
+            generation_config=generation(
+                do_sample=True,
+                return_dict_in_generate=True,
+                output_scores=True,
+                output_logits=True,
+                **settings,
+            ),
+        )
+    expected = torch.cat(found.scores).softmax(-1)  # [L, V]
+    ids = found.sequences[0][-len(expected) :]
+    sampling = Sampling(
+        settings.pop("temperature"),
+        settings.pop("top_k") or None,
+        settings.pop("top_p", 1.0),
+        settings.pop("min_p", 0.0),
+    )
+    logits = torch.cat(found.logits)
+    with torch.no_grad():
+        own = target.head(target.hidden(Batch((PROMPT,), (ids,))))
+    assert torch.allclose(own, logits, rtol=0, atol=1e-4 * float(logits.abs().max()))
+    prefix = target.prefix(PROMPT)
+    processed = process(
+        processors_of(**settings), logits, torch.cat([prefix, ids[:-1]]), len(prefix)
+    )
+    p = sampling.probabilities(processed)
+    assert torch.equal(p > 0, expected > 0)
+    assert (p - expected).abs().max() < 1e-6
+    assert (p - logits.softmax(-1)).abs().max() > 1e-3
