@@ -212,7 +212,7 @@ def shrunk(file, tmp_path, models):
     text = re.sub(r"\bsteps: \d+", "steps: 2", text)
     text = re.sub(r"batch_size: 32", "batch_size: 2", text)
     text = re.sub(r"max_new_tokens: \d+", "max_new_tokens: 4", text)
-    text = re.sub(r"recipe: \[.*\]", "recipe: [imitkd]", text)
+    text = re.sub(r"recipe: \[.*\]", "recipe: [gkd]", text)
     text = re.sub(r"^( +prompts: \w+)$", r"\1=$rows", text, flags=re.MULTILINE)
     for name in re.findall(r"^  ([\w-]+): google/", text, flags=re.MULTILINE):
         text = re.sub(rf"^  {name}: google/.*$", f"  {name}: {models}", text, flags=re.MULTILINE)

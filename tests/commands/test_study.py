@@ -232,7 +232,7 @@ def test_a_report_shows_what_the_scripts_say(place, capsys):
     assert [one["said"] for one in found["findings"]][0] == "8 < 16."
     page = (place / "out" / "report" / "index.html").read_text("utf-8")
     assert found["report"].endswith("index.html")
-    for part in ("8 &lt; 16.", "Theirs: 9.", "Small &lt;b&gt; is small.", "not run", "torch 2"):
+    for part in ("8 &lt; 16.", "Theirs: 9.", "Small &lt;b&gt; is huge.", "not run", "torch 2"):
         assert part in page
     assert page.count("<svg ") == 1  # of what was not run there is no figure
     assert "http" not in page.replace("http://www.w3.org/", "")  # self-contained
