@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,7 +83,8 @@ def train_tokenizer(
         rules.post_processor = processors.TemplateProcessing(
             single=f"$A {END}", special_tokens=[(END, 1)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=rules, pad_token=PAD, eos_token=END)
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast
+    return make(tokenizer_object=rules, pad_token=PAD, eos_token=END)
 
 
 def new_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> TransformersModel:
@@ -159,8 +160,9 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
                 tie_word_embeddings=True,
             )
         )
+    make: Callable[..., T5Config] = T5Config  # its base's settings are not in its signature
     return T5ForConditionalGeneration(
-        T5Config(
+        make(
             vocab_size=rows,
             d_model=sizes.width,
             d_kv=sizes.width // sizes.heads,
