@@ -90,7 +90,7 @@ def run(settings: Tune) -> dict[str, Any]:
             lost = ", ".join(f"{name}: {why}" for name, why in failed.items())
             raise UserError(f"nothing is left to compare; {lost}")
         if before is not None and not moved(
-            left, lambda n, before=before: _half(runners[n], 0).tau_change(before)
+            {name: _half(runners[name], 0).tau_change(before) for name in left}
         ):
             stopped = "nothing moved"
             break
