@@ -119,6 +119,8 @@ def training(recipe, calls, **axes):
 def test_training_is_compared_after_equal_time():
     rows = [training("gkd", 4.0, task="t"), training("supervised_kd", 4.5, task="t")]
     assert finding("f02", rows).outcome == "holds"
+    rows.append(training("seqkd", 3.9, task="t"))
+    assert finding("f02", rows).outcome == "does not hold"  # every other recipe counts
     assert finding("f02", [rows[0]]).outcome == "not run"  # nothing to hold it against
     rows = [training("gkd", 4.5, task="t"), training("supervised_kd", 4.0, task="t")]
     assert finding("f02", rows).outcome == "does not hold"
