@@ -82,7 +82,7 @@ def test_three_tokens_follow_the_enumerated_law_of_the_settings(name, gamma, rul
     sampling = Sampling(0.9, top_p=0.95, min_p=0.02)
     law = law_of(target, LAWS[name], sampling, 3)
     assert sum(law.values()) == pytest.approx(1)
-    count = 400
+    count = 300
     outputs = complete(
         target,
         draft,
@@ -151,16 +151,16 @@ def test_a_trimmed_draft_keeps_the_law_of_the_settings():
     outputs = complete(
         target,
         draft,
-        [PROMPT] * 300,
+        [PROMPT] * 150,
         gamma=2,
         max_new_tokens=3,
         sampling=Sampling(),
         processors=processors_of(**settings),
         stop=(1,),
-        generators=checks.seeded(300),
+        generators=checks.seeded(150),
     )
     assert sum(output.counts.accepted for output in outputs) == 0
-    assert checks.chi_square(Counter(o.ids for o in outputs), law, 300) > checks.ALARM
+    assert checks.chi_square(Counter(o.ids for o in outputs), law, 150) > checks.ALARM
 
 
 def test_settings_that_leave_nothing_to_say_are_an_error_only_where_something_is_said():
