@@ -18,13 +18,14 @@ TRL := .venv-trl
 TRL_READY := $(TRL)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench
+.PHONY: help demo test check fix docs bench
 
 help:
 	@echo "make demo    measure a pair, distil the draft, prove the gain  (MINUTES=60 for longer)"
 	@echo "make test    run the tests"
 	@echo "make check   ruff, ruff format and mypy, changing nothing"
 	@echo "make fix     let ruff mend and format what it can"
+	@echo "make docs    build the documentation site into site/"
 	@echo "make bench   run the benchmarks"
 
 $(READY): pyproject.toml constraints.txt
@@ -53,6 +54,9 @@ check: $(READY)
 fix: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 $(TRL_READY): constraints.txt
 	@test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from itertools import product
 from unittest.mock import patch
 
 import torch
 from scipy import stats
 
-from distillspec.decoding import Counts, collect, complete, speculate, speculative
+from distillspec.decoding import Counts, Schedule, collect, complete, speculate, speculative
 from distillspec.math import verification
 from distillspec.math.forecast import acceptance_ratios, expected_calls
 from distillspec.math.rules import AS_SAMPLED, MATCHED
@@ -130,6 +131,7 @@ def law_p_value(
     stop=(),
     tokens=3,
     count,
+    seed=None,
 ):
     """The p-value of `count` completions against the enumerated law of the target."""
     prompt = torch.tensor([1, 2])
@@ -144,7 +146,7 @@ def law_p_value(
         proposal=proposal,
         lenience=lenience,
         stop=stop,
-        generators=seeded(count, seed=gamma),
+        generators=seeded(count, seed=gamma if seed is None else seed),
     )
     law = joint_law(target, prompt, sampling, tokens, stop)
     return chi_square(Counter(output.ids for output in outputs), law, count)
@@ -464,6 +466,64 @@ def check_rows_alone():
         for row, generator in enumerate(seeded(4)):
             alone = complete(target, draft, [prompts[row]], generators=[generator], **settings)
             assert together[row] == alone[0]
+
+
+@dataclass
+class Scripted:
+    """γ as a script says, block by block, the last one for ever."""
+
+    gammas: tuple[int, ...]
+    blocks: int = 0
+
+    @property
+    def limit(self):
+        return max(self.gammas)
+
+    def chooser(self):
+        return Scripted(self.gammas)
+
+    def choose(self, rows, unseen):
+        return [self.gammas[min(self.blocks, len(self.gammas) - 1)]] * len(rows)
+
+    def observe(self, block):
+        self.blocks += 1
+
+
+def check_blocks_without_drafting(model=None, sampling=GREEDY):
+    """What blocks of γ = 0 emit is read by the draft later: it stays as right as it was."""
+    model = model or random_table(seed=3, order=2)
+    settings = {"gamma": Scripted((3, 0, 0, 3)), "max_new_tokens": 20, "stop": ()}
+    prompts = [torch.tensor([1, 2, 4]), torch.tensor([3])]
+    blocks = list(
+        speculate(model, model, prompts, sampling=sampling, generators=seeded(2), **settings)
+    )
+    assert [block.drafted[0] for block in blocks[:4]] == [3, 0, 0, 3]
+    for output in collect(blocks, 2):
+        assert output.counts.empirical_acceptance == 1
+        assert output.counts.target_calls == 7  # 4 + 1 + 1 + 4 + 4 + 4 + 2 tokens
+
+
+def check_company(gamma=2, sizes=(3,), stop=(1,)):
+    """Rows that are admitted late, beside others of another γ, are what they are alone."""
+    target = random_table(seed=6, order=2)
+    draft = perturbed(target, 0.8)
+    settings = {"gamma": gamma, "max_new_tokens": 15, "sampling": Sampling(), "stop": stop}
+    prompts = [torch.tensor([i % 5, i % 3, 4][: 1 + i % 3]) for i in range(9)]
+    alone = [
+        complete(target, draft, [prompt], generators=[generator], **settings)[0]
+        for prompt, generator in zip(prompts, seeded(9), strict=True)
+    ]
+    for size in sizes:
+        options = {"generators": seeded(9), "batch_size": size}
+        assert complete(target, draft, prompts, **options, **settings) == alone
+
+
+def check_queue():
+    check_company()
+
+
+def check_rows_of_a_schedule():
+    check_company(Schedule(3, limit=6), (2, None))
 
 
 def check_context():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FunctionType
 
 import decoding_checks as checks
-from distillspec.decoding import blocks, speculative, state
+from distillspec.decoding import blocks, gammas, queue, speculative, state
 from distillspec.math import forecast, rules, sampling, verification
 
 
@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant(
         "the same uniforms draft and judge",
         speculative._block,
-        "uniforms[:, run.gamma : run.gamma + width]",
+        "uniforms[:, run.limit : run.limit + width]",
         "uniforms[:, :width]",
         (checks.check_law,),
     ),
@@ -234,14 +234,14 @@ MUTANTS = (
         "the final draw shares a uniform with the first judgement",
         speculative._block,
         "uniforms[:, -1:]",
-        "uniforms[:, run.gamma : run.gamma + 1]",
+        "uniforms[:, run.limit : run.limit + 1]",
         (checks.check_law,),
     ),
     Mutant(
         "a row's uniforms depend on its batch",
         speculative._block,
-        "draw_uniforms(state.rows, 2 * run.gamma + 1)",
-        "draw_uniforms(state.rows[:1] * len(state.rows), 2 * run.gamma + 1)",
+        "draw_uniforms(state.rows, 2 * run.limit + 1)",
+        "draw_uniforms(state.rows[:1] * len(state.rows), 2 * run.limit + 1)",
         (checks.check_rows_alone,),
     ),
     Mutant(
@@ -385,6 +385,49 @@ MUTANTS = (
         "states[i, : len(cut.ids)]",
         "states.roll(-1, 1)[i, : len(cut.ids)]",
         (checks.check_states,),
+    ),
+    # --- the queue, and γ that changes ---
+    Mutant(
+        "an admitted row is taken for another prompt's",
+        queue.Queue._open,
+        "first=self.first,",
+        "first=0,",
+        (checks.check_queue,),
+    ),
+    Mutant(
+        "an admitted row draws from another's generator",
+        queue.Queue._open,
+        "self.generators[chosen]",
+        "self.generators[:count]",
+        (checks.check_queue,),
+    ),
+    Mutant(
+        "admitted rows stand in another order than their caches",
+        queue.Queue.admit,
+        "state.rows + new.rows",
+        "new.rows + state.rows",
+        (checks.check_queue,),
+    ),
+    Mutant(
+        "the draft does not read what blocks without drafting emit",
+        state.advance,
+        "else row.unseen + ids",
+        "else ids",
+        (checks.check_blocks_without_drafting,),
+    ),
+    Mutant(
+        "a row draws as many uniforms as its batch drafts",
+        speculative._block,
+        "2 * run.limit + 1)",
+        "run.limit + max(gammas) + 1)",
+        (checks.check_rows_of_a_schedule,),
+    ),
+    Mutant(
+        "the schedule is the batch's, not the row's",
+        gammas._Scheduled.choose,
+        "self.gammas.get(row, self.rule.start)",
+        "max([self.rule.start, *self.gammas.values()])",
+        (checks.check_rows_of_a_schedule,),
     ),
     # --- counting ---
     Mutant(

@@ -15,46 +15,14 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TextIO
+from typing import TextIO
 
 import distillspec
 from distillspec import launch
-from distillspec.commands import measure_settings
-from distillspec.commands import settings as verbs
-from distillspec.commands import task_settings as on_tasks
+from distillspec.commands.verbs import VERBS
 from distillspec.errors import UserError, nearest
 from distillspec.settings import parse
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb of the command line."""
-
-    settings: type[Any]
-    """Its settings; the docstring is its help."""
-    module: str
-    """The module of its function, in `distillspec.commands`."""
-    function: str = "run"
-    """The function: settings -> result."""
-    together: bool = False
-    """Whether several processes can share its work."""
-
-
-VERBS = {
-    "demo": Verb(verbs.Demo, "demo"),
-    "new-draft": Verb(verbs.NewDraft, "new_draft"),
-    "sft": Verb(verbs.Sft, "train", "run_sft", together=True),
-    "distill": Verb(verbs.Distill, "train", "run_distill", together=True),
-    "generate": Verb(verbs.Generate, "generate"),
-    "measure": Verb(measure_settings.Measure, "measure"),
-    "decode": Verb(verbs.Decode, "decode"),
-    "evaluate": Verb(on_tasks.Evaluate, "evaluate"),
-    "tradeoff": Verb(on_tasks.Tradeoff, "tradeoff"),
-    "transfer": Verb(on_tasks.Transfer, "transfer"),
-    "report": Verb(verbs.Report, "report"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

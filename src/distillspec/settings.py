@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-import yaml
-
 from distillspec.convert import convert, kind, show
 from distillspec.errors import UserError, nearest
+from distillspec.yaml_keys import read_yaml
 
 T = TypeVar("T")
 
@@ -207,41 +206,34 @@ def _unknown(prog: str, argument: str, flags: Iterable[str]) -> str:
     return f"{prog}: unexpected argument {argument!r}; values follow their flag, as in --flag value"
 
 
-def _read_config(path: Path, fields: Mapping[str, _Field]) -> dict[str, Any]:
-    """Read `key: value` lines of a YAML file by the fields' types.
+def build(settings_class: type[T], values: Mapping[str, str | list[str]], where: str) -> T:
+    """Make settings from texts by the fields' types, as a line of a config file would be read.
 
-    The document is composed, not constructed: a scalar is the text that was written, so YAML's
-    own guesses (`1e-4` a string, `no` false, `0123` octal) never happen.
+    Args:
+        settings_class: as for `parse`.
+        values: the text, or list of texts, of every field that is given.
+        where: what stands before a field's name in messages.
+
+    Raises:
+        UserError: as `parse`.
     """
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or "nested too deeply"
-        raise UserError(f"--config {path}: not YAML in UTF-8: {reason}") from error
-    if root is None:
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"--config {path}: expected lines of the form 'key: value'")
-    values: dict[str, Any] = {}
-    for key_node, node in root.value:
-        written = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "(not a name)"
-        where = f"{path}:{key_node.start_mark.line + 1}: {written}"
-        name = written.replace("-", "_")
+    fields = _fields(settings_class)
+    read = {}
+    for name, text in values.items():
         if name not in fields:
-            raise UserError(f"{where}: unknown key; {nearest(name, fields)}")
-        if name in values:
-            raise UserError(f"{where}: given twice; keep one of the two")
-        values[name] = convert(_text(node, where), fields[name].hint, where)
+            raise UserError(f"{where}: {name}: unknown key; {nearest(name, fields)}")
+        read[name] = convert(text, fields[name].hint, f"{where}: {name}")
+    for field in fields.values():
+        if field.required and field.name not in read:
+            raise UserError(f"{where}: {field.name} is missing: {field.help}")
+    return settings_class(**read)
+
+
+def _read_config(path: Path, fields: Mapping[str, _Field]) -> dict[str, Any]:
+    """Read `key: value` lines of a YAML file by the fields' types."""
+    values: dict[str, Any] = {}
+    for entry in read_yaml(path, "--config "):
+        if entry.name not in fields:
+            raise UserError(f"{entry.where}: unknown key; {nearest(entry.name, fields)}")
+        values[entry.name] = convert(entry.text(), fields[entry.name].hint, entry.where)
     return values
-
-
-def _text(node: yaml.Node, where: str) -> str | list[str]:
-    if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
-    if isinstance(node, yaml.SequenceNode):
-        items = [item for item in node.value if isinstance(item, yaml.ScalarNode)]
-        if len(items) == len(node.value):
-            return [str(item.value) for item in items]
-    raise UserError(f"{where}: expected one value or a list of values, not a nested structure")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from distillspec import cli
 from distillspec.commands import decode, running
@@ -351,6 +352,16 @@ def test_numbers_that_mean_nothing_are_refused_by_their_flag(capsys, tmp_path, p
         capsys, "decode", "--target", pair[0], "--prompt", "w6", "--epsilon", 0.5
     )
     assert not list(tmp_path.glob("[mrg]*"))
+
+
+def test_compiled_passes_change_no_token(capsys, pair, monkeypatch):
+    """What is compiled is tested with the models; here, that the flag asks for it."""
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda f, **options: asked.append(options) or f)
+    models = ("--target", pair[0], "--draft", pair[1])
+    words = ("decode", *models, "--prompt", "w6 w7", "--max-new-tokens", 12)
+    assert run(capsys, *words, "--compiled") == run(capsys, *words)
+    assert asked == [{"dynamic": False, "mode": None}] * 2
 
 
 def test_any_seed_decodes(capsys, pair):

@@ -65,13 +65,14 @@ def test_greedy_tables():
 
 
 def test_greedy_speculative_is_greedy(family):
-    """transformers#39421, #25921: in float32, whatever the shape of a pass, to the token."""
+    """transformers#30042, #30413 (positions moved by a round), #39421, #25921: in float32."""
     target, near, far = family
     for draft, gammas in ((near, (1, 2, 4, 6, 8)), (far, (3, 5, 7))):
         checks.check_greedy(target, draft, PROMPTS, gammas=gammas, count=16, batches=(1, 4))
 
 
 def test_a_stop_id_ends_a_row_wherever_it_falls(family):
+    """transformers#47912, #31301, koboldcpp#1276: a stop id inside a block did not stop."""
     target, near, _ = family
     offsets = set()
     for draft, prompt in ((target, PROMPTS[2]), (near, PROMPTS[0])):
@@ -93,6 +94,7 @@ def test_a_real_batch_equals_its_rows_alone(family):
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted():
+    """vllm#5765, #9730: after a full block the draft never read its last token."""
     checks.check_draft_is_target()
 
 
@@ -128,6 +130,7 @@ def test_real_counts_agree_with_the_forecast(name):
 
 
 def test_exactly_the_budget():
+    """ik_llama.cpp#2358, transformers#28555: the budget overrun, or charged before it was used."""
     checks.check_budget()
 
 

@@ -13,6 +13,7 @@ PROMPTS = [torch.tensor(ids) for ids in ([7, 9, 11], [5], [8, 8, 3, 20, 41, 6])]
 
 
 def test_caches_hold_a_prefix_after_every_block():
+    """mlxcel#1002: the draft was rolled back by the target's surplus, and fell behind unnoticed."""
     checks.check_caches_tables()
 
 
@@ -21,6 +22,7 @@ def test_rows_that_draft_different_numbers_share_a_batch():
 
 
 def test_the_models_contexts_end_rows_and_drafting():
+    """exllamav2#274, vllm#16087, #57941: drafting ran past a context."""
     checks.check_context()
 
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Rules
+from tokenizers import decoders, models
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from distillspec.errors import UserError
 from distillspec.models.text import Raw, TextStream, Tokenizer
@@ -99,6 +102,29 @@ def test_a_stream_gives_out_what_is_certain():
     broken = TextStream(BYTES)
     assert broken.push(ids[:2]) == "a"
     assert broken.finish() == "\ufffd"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    ids=st.lists(st.integers(0, 9), max_size=12),
+    cuts=st.lists(st.integers(1, 4), max_size=6),
+)
+def test_bytes_of_sentencepiece_stream_as_they_decode_at_once(ids, cuts):
+    """A broken byte turns its whole run of bytes into U+FFFD: none may have been given out.
+
+    dynamo#12630, sglang#31598: a character split over tokens was sent broken, or twice.
+    """
+    pieces = ["<0xE2>", "<0x82>", "<0xAC>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "a", "▁b", "é"]
+    rules = Rules(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+    rules.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rules))
+    stream, given, start = TextStream(tokenizer), "", 0
+    for cut in [*cuts, len(ids)]:
+        given += stream.push(ids[start : start + cut])
+        start += cut
+    assert given + stream.finish() == tokenizer.decode(ids)
 
 
 def test_what_a_chat_template_refuses_is_told_in_one_line():

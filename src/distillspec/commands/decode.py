@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from distillspec.commands.pairs import load_both, load_model
+from distillspec.commands.gammas import gamma_of
+from distillspec.commands.pairs import compiled, load_both, load_model
 from distillspec.commands.progress import console
 from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Decode
@@ -35,14 +36,20 @@ def run(settings: Decode) -> dict[str, Any]:
         target, draft = load_model(settings.target, **where), None
     else:
         target, draft = load_both(settings.target, settings.draft, **where)
+    if settings.compiled:
+        target, *rest = compiled(target, *([] if draft is None else [draft]))
+        draft = next(iter(rest), None)
     shape = shape_of(settings, target.tokenizer, target.eos_ids)
     prompt = settings.prompt
     ids = target.tokenizer.prompt(Raw(prompt) if settings.raw else prompt)
+    gamma = gamma_of(
+        settings.gamma, settings.cost, target=target, draft=draft, prompt=ids, rule=rule
+    )
     blocks = speculate(
         target,
         draft,
         [ids],
-        gamma=0 if draft is None else settings.gamma,
+        gamma=gamma,
         max_new_tokens=settings.max_new_tokens,
         sampling=sampling,
         draft_sampling=rule.draft_sampling,

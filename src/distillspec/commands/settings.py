@@ -30,7 +30,10 @@ class NewDraft:
     depth: int = 2
     """Number of layers of a fresh narrow model."""
     keep_ids: int | None = None
-    """Trim the output head to this many ids, the most frequent in --prompts; leave out for all."""
+    """Trim the output head to this many ids, the most frequent in --prompts; leave out for all.
+    The verb trim says what each size saves and costs."""
+    keep_share: float | None = None
+    """Instead of --keep-ids: as many ids as make up this share of the tokens of --prompts."""
     prompts: str | None = None
     """Prompt file, task, or TASK=FILE, whose texts are counted to choose the ids of a trimmed
     head."""
@@ -243,8 +246,12 @@ class Decode(Shaping):
     """The prompt's text."""
     draft: str | None = None
     """Folder, hub name or GGUF file of the draft; leave out for autoregressive decoding."""
-    gamma: int = 4
-    """Drafted tokens per block."""
+    gamma: str = "4"
+    """Drafted tokens per block: a number; auto, the fastest by the pair's cost and its acceptance
+    so far, 0 included; or schedule, transformers' heuristic."""
+    cost: str | None = None
+    """Cost for --gamma auto: a file of `measure --json`, or milliseconds such as
+    target=20,draft=2,overhead=1; leave out to time the pair first."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     top_k: int | None = None
@@ -264,6 +271,9 @@ class Decode(Shaping):
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
+    compiled: bool = False
+    """Decode in passes of fixed shapes, compiled (torch.compile; on a GPU recorded as CUDA graphs).
+    It begins with minutes of compiling. Decoder-only models without sliding windows."""
     seed: int = 0
     """Seed of the sampling."""
 

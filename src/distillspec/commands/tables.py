@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from distillspec.studies.estimates import Estimate
+
 
 def table(result: Mapping[str, Any]) -> str:
     """Write a measurement as text: its cost, and a line per γ."""
@@ -40,7 +42,7 @@ def _signed(estimate: Mapping[str, float]) -> str:
     return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
 
 
-def interval(value: Mapping[str, float], digits: int = 2, sign: str = "") -> str:
+def interval(value: Estimate | Mapping[str, float], digits: int = 2, sign: str = "") -> str:
     """Write an estimate with its interval; `sign` "+" shows that of positive numbers too."""
     low, high = (f"{value[end]:{sign}.{digits}f}" for end in ("low", "high"))
     return f"{value['value']:{sign}.{digits}f} [{low}, {high}]"

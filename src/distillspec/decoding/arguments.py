@@ -28,11 +28,11 @@ def own_generators(generators: Sequence[Generator] | None, count: int) -> Sequen
     return generators
 
 
-def check_counts(gamma: int, max_new_tokens: int) -> None:
-    """Check that γ is a whole number ≥ 0 and the budget one ≥ 1."""
-    for name, value, least in (("gamma", gamma, 0), ("max_new_tokens", max_new_tokens, 1)):
-        if type(value) is not int or value < least:
-            raise UserError(f"{name} is {value!r}; expected a whole number of at least {least}")
+def check_counts(max_new_tokens: int, batch_size: int) -> None:
+    """Check that the budget and the batch size are whole numbers ≥ 1."""
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name} is {value!r}; expected a whole number of at least 1")
 
 
 def check_pair(target: LanguageModel, draft: LanguageModel | None, gamma: int) -> None:

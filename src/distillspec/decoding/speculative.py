@@ -22,8 +22,10 @@ from distillspec.decoding.arguments import (
     own_generators,
 )
 from distillspec.decoding.blocks import Block, Finish, Output, collect
+from distillspec.decoding.gammas import Chooser, Gammas, as_gammas
 from distillspec.decoding.history import process_block
-from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned, open_state
+from distillspec.decoding.queue import Queue
+from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned
 from distillspec.decoding.stopping import Stop
 from distillspec.math.processors import Processor, check_processors
 from distillspec.math.rules import AS_SAMPLED, Proposal
@@ -37,7 +39,7 @@ def speculate(
     draft: LanguageModel | None,
     prompts: Sequence[Tensor],
     *,
-    gamma: int,
+    gamma: int | Gammas,
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
@@ -47,11 +49,14 @@ def speculate(
     stop: Sequence[int] | None = None,
     stop_when: Stop | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> Iterator[Block]:
     """Decode every prompt and yield one block per target call for the whole batch.
 
-    The call itself checks its arguments and runs both models over the prompts; every `next` is
-    one target call. Rows finish at different times and are then dropped from the batch.
+    The call itself checks its arguments and runs both models over the first `batch_size` prompts;
+    every `next` is one target call, after a pass over the prompts that it admits. Rows finish at
+    different times and leave the batch; others take their places. Whatever rows are beside it, a
+    row's output is the one it has alone.
 
     With a `lenience` other than `lossless` the output no longer follows the target's law.
 
@@ -59,8 +64,9 @@ def speculate(
         target: The large model p.
         draft: The small model q; None only with γ = 0.
         prompts: One 1-D int64 tensor of ids per row, none empty.
-        gamma: Tokens to draft per block, at most. A block drafts fewer where fewer can be used:
-            never more than the row may still emit minus one, and none past the draft's context.
+        gamma: Tokens to draft per block, at most, or a rule of `gammas.py` that chooses them. A
+            block drafts fewer where fewer can be used: never more than the row may still emit
+            minus one, and none past the draft's context.
         max_new_tokens: Tokens to emit per row, at most; fewer where the target's context ends.
         sampling: The distribution to sample from, given the target's logits.
         draft_sampling: The same for the draft; None for the target's.
@@ -72,6 +78,8 @@ def speculate(
         stop: Ids that end a row; None for the target's own. The draft's mean nothing here.
         stop_when: A condition on a row's ids that ends it too, at the first token that meets it.
         generators: One per prompt, the only source of that row's randomness; None for fresh seeds.
+        batch_size: Rows decoded at once, at most: the other prompts wait in their order and are
+            admitted as rows finish. None for all at once.
 
     Returns:
         An iterator of blocks, to be summed or assembled by `collect`.
@@ -83,14 +91,15 @@ def speculate(
         Algorithm A.1 of the paper.
     """
     stop = target.eos_ids if stop is None else stop
-    check_counts(gamma, max_new_tokens)
-    check_pair(target, draft, gamma)
+    gammas = as_gammas(gamma)
+    check_counts(max_new_tokens, 1 if batch_size is None else batch_size)
+    check_pair(target, draft, gammas.limit)
     check_ids(target, prompts, stop)
     check_processors(processors, target.vocabulary.size)
     run = _Run(
         target=target,
-        draft=draft if gamma else None,
-        gamma=gamma,
+        draft=draft if gammas.limit else None,
+        limit=gammas.limit,
         sampling=sampling,
         draft_sampling=sampling if draft_sampling is None else draft_sampling,
         proposal=proposal,
@@ -99,14 +108,15 @@ def speculate(
         stop=frozenset(stop),
         stop_when=stop_when,
     )
-    state = open_state(
+    queue = Queue(
         run.target,
         run.draft,
         prompts,
-        max_new_tokens=max_new_tokens,
         generators=own_generators(generators, len(prompts)),
+        max_new_tokens=max_new_tokens,
+        size=len(prompts) if batch_size is None else batch_size,
     )
-    return _blocks(run, state)
+    return _blocks(run, queue, queue.open(), gammas.chooser())
 
 
 def complete(
@@ -114,7 +124,7 @@ def complete(
     draft: LanguageModel | None,
     prompts: Sequence[Tensor],
     *,
-    gamma: int,
+    gamma: int | Gammas,
     max_new_tokens: int,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
@@ -124,6 +134,7 @@ def complete(
     stop: Sequence[int] | None = None,
     stop_when: Stop | None = None,
     generators: Sequence[Generator] | None = None,
+    batch_size: int | None = None,
 ) -> list[Output]:
     """Decode every prompt to its end: `collect` of `speculate`, with the same arguments."""
     blocks = speculate(
@@ -140,6 +151,7 @@ def complete(
         stop=stop,
         stop_when=stop_when,
         generators=generators,
+        batch_size=batch_size,
     )
     return collect(blocks, len(prompts))
 
@@ -150,7 +162,7 @@ class _Run:
 
     target: LanguageModel
     draft: LanguageModel | None
-    gamma: int
+    limit: int
     sampling: Sampling
     draft_sampling: Sampling
     proposal: Proposal
@@ -160,18 +172,31 @@ class _Run:
     stop_when: Stop | None
 
 
-def _blocks(run: _Run, state: State) -> Iterator[Block]:
+def _blocks(run: _Run, queue: Queue, state: State, chooser: Chooser) -> Iterator[Block]:
     # Gradients are off inside `_block` only: that must not leak to the caller at a yield.
     while state.rows:
-        yield _block(run, state)
+        chosen = chooser.choose(
+            [row.prompt for row in state.rows], [len(row.unseen) for row in state.rows]
+        )
+        block = _block(run, state, chosen)
+        chooser.observe(block)
+        yield block
+        queue.admit(state)
 
 
 @torch.no_grad()  # not inference mode: a caller may use the states in a loss
-def _block(run: _Run, state: State) -> Block:
-    """Decode one block of every row: Algorithm A.1, its steps in the paper's order."""
+def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
+    """Decode one block of every row: Algorithm A.1, its steps in the paper's order.
+
+    Whatever γ is `chosen` for a row, it draws as many uniforms, so that the blocks to come do not
+    depend on it.
+    """
     pending = state.target.pending  # [B]
-    gammas = [max(0, min(run.gamma, row.left - 1, row.draft_left)) for row in state.rows]
-    uniforms = draw_uniforms(state.rows, 2 * run.gamma + 1).to(pending.device)  # [B, 2γ+1]
+    gammas = [
+        max(0, min(gamma, row.left - 1, row.draft_left))
+        for gamma, row in zip(chosen, state.rows, strict=True)
+    ]
+    uniforms = draw_uniforms(state.rows, 2 * run.limit + 1).to(pending.device)
 
     # 1. Draft w ≤ γ tokens y_i ~ q_i; rows that may draft fewer carry meaningless ones behind.
     drafted, q_rows = _draft(run, state, gammas, uniforms)  # w times [B] and [B, V]
@@ -196,7 +221,7 @@ def _block(run: _Run, state: State) -> Block:
         q,
         tokens[:, 1:],
         lengths=torch.tensor(gammas, device=pending.device),
-        uniforms=torch.cat([uniforms[:, run.gamma : run.gamma + width], uniforms[:, -1:]], dim=1),
+        uniforms=torch.cat([uniforms[:, run.limit : run.limit + width], uniforms[:, -1:]], dim=1),
         score=_score(run, logits),
     )
 

@@ -54,14 +54,26 @@ def open_state(
     *,
     max_new_tokens: int,
     generators: Sequence[Generator],
+    first: int = 0,
+    beside: bool = False,
 ) -> State:
-    """Run both models over the prompts; the draft only where some row can use it."""
+    """Run both models over the prompts; the draft only where some row can use it.
+
+    Args:
+        target: The large model.
+        draft: The small one, if any.
+        prompts: 1-D int64 ids, one tensor a row.
+        max_new_tokens: Tokens to emit per row, at most.
+        generators: One per prompt.
+        first: The index of the first prompt among those of the run.
+        beside: Whether the rows are to join others that have the draft's session.
+    """
     session = open_rows(target, prompts)
     prefixes = [target.prefix(prompt).tolist() for prompt in prompts]
     rows = [
         # The last token of all is not fed, so as many can be emitted as the context can take.
         Row(
-            prompt=i,
+            prompt=first + i,
             generator=generators[i],
             left=min(max_new_tokens, room),
             ids=prefixes[i],
@@ -70,7 +82,7 @@ def open_state(
         for i, room in enumerate(session.room.tolist())
     ]
     state = State(rows, session, None)
-    if draft is not None and any(row.left > 1 for row in rows):
+    if draft is not None and (beside or any(row.left > 1 for row in rows)):
         # What a draft cannot hold is cut off and charged: that row has no room to draft in.
         heads = [prompt[: draft.context] for prompt in prompts]
         state.draft = open_rows(draft, heads)

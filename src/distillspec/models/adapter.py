@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distillspec.errors import UserError
+from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
 from distillspec.models.lora import merged
 from distillspec.models.protocol import Batch
 from distillspec.models.saving import Untrimmed, write_folder
 from distillspec.models.session import CachedSession
+from distillspec.models.static import Compiler, StaticBody
 from distillspec.models.text import Tokenizer
 
 
@@ -114,6 +117,25 @@ class TransformersModel:
     def hidden(self, batch: Batch) -> Tensor:
         """Return the [N, H] states that predict the completion tokens, with gradient."""
         return self._body.hidden(batch)
+
+    def static(self, compiler: Compiler = torch.compile) -> TransformersModel:
+        """Return the same model decoding in passes of fixed shapes, the short ones compiled.
+
+        The module is shared. For an accelerator give `partial(torch.compile,
+        mode="reduce-overhead")`, which records CUDA graphs.
+
+        Args:
+            compiler: Makes a forward pass a faster one.
+
+        Raises:
+            UserError: naming the model, if it is an encoder-decoder or has sliding windows.
+        """
+        if not isinstance(self._body, CausalBody):
+            raise UserError(f"{self.name}: only decoder-only models have passes of fixed shapes")
+        body = StaticBody(self._body, compiler)
+        return TransformersModel(
+            self.module, self.tokenizer, body, self._head, self.eos_ids, self._untrimmed
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write a complete transformers folder: weights, configs, tokenizer.

@@ -165,12 +165,8 @@ class RaggedCache:
         Raises:
             ValueError: if a row holds fewer tokens than it is asked to forget.
         """
-        if len(surplus) != len(self.lengths) or any(
-            not 0 <= n <= held for n, held in zip(surplus, self.lengths, strict=True)
-        ):
-            raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {self.lengths}")
         columns = self.width
-        self.lengths = [held - n for held, n in zip(self.lengths, surplus, strict=True)]
+        self.lengths = shortened(self.lengths, surplus)
         self._realign(columns, surplus)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -210,6 +206,19 @@ class RaggedCache:
             _hold(layer, _take(keys, index), _take(values, index))
 
 
+def shortened(lengths: Sequence[int], surplus: Sequence[int]) -> list[int]:
+    """Take `surplus[row]` off every row's length.
+
+    Raises:
+        ValueError: if a row holds fewer tokens than it is asked to forget.
+    """
+    if len(surplus) != len(lengths) or any(
+        not 0 <= n <= held for n, held in zip(surplus, lengths, strict=True)
+    ):
+        raise ValueError(f"cannot forget {list(surplus)} tokens of rows with {list(lengths)}")
+    return [held - n for held, n in zip(lengths, surplus, strict=True)]
+
+
 def _filled(cache: DynamicCache | None) -> list[DynamicLayer]:
     """Return the layers that hold something (layers that share another's keys never do)."""
     layers = [] if cache is None else cache.layers
@@ -240,18 +249,9 @@ def _join(
     own: DynamicCache, other: DynamicCache, rows: tuple[int, int], width: int, *, left: bool
 ) -> None:
     """Append the rows of `other` to `own`, both padded to `width` columns on the named side."""
+    if not _filled(own):
+        own.layers = [_empty_like(layer, rows[0]) for layer in other.layers]
     mine, theirs = _filled(own), _filled(other)
-    if not mine:
-        own.layers = other.layers
-        for layer in theirs:
-            _hold(
-                layer,
-                *(
-                    torch.cat([_blank(states, rows[0], width), _widen(states, width, left=left)])
-                    for states in _states(layer)
-                ),
-            )
-        return
     for i, layer in enumerate(mine):
         added = _states(theirs[i]) if theirs else None
         parts = [
@@ -266,6 +266,20 @@ def _join(
             for part, states in enumerate(_states(layer))
         ]
         _hold(layer, *parts)
+
+
+def _empty_like(layer: Any, rows: int) -> Any:
+    """Make a layer of the same kind for `rows` rows that have nothing cached.
+
+    A layer without states (one that shares another's) stays without.
+    """
+    if not (isinstance(layer, DynamicLayer) and layer.is_initialized):
+        return type(layer)()
+    keys, values = _states(layer)
+    empty: DynamicLayer = type(layer)()
+    empty.lazy_initialization(keys, values)
+    _hold(empty, _blank(keys, rows, 0), _blank(values, rows, 0))
+    return empty
 
 
 def _blank(like: Tensor, rows: int, width: int) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
 from distillspec.models.lean import is_lean, lean_states
 from distillspec.models.protocol import Batch
-from distillspec.models.session import CachedSession, Source, check_context
+from distillspec.models.session import CachedSession, Decoder, Rows, Source, check_context
 
 
 class CausalBody:
@@ -31,7 +31,7 @@ class CausalBody:
         self.module = module
         self.name = name
         self.context = context
-        self._cache_argument = cache_argument(module.base_model, name)
+        self.cache_argument = cache_argument(module.base_model, name)
 
     @property
     def batches(self) -> bool:
@@ -49,16 +49,7 @@ class CausalBody:
 
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
-        if any(len(prompt) == 0 for prompt in prompts):
-            raise ValueError("a prompt needs at least one token")
-        tokens = pad_sequence(
-            [prompt.to(self.module.device) for prompt in prompts], batch_first=True
-        )
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.module.device)
-        pending = tokens.gather(1, lengths[:, None] - 1)[:, 0]
-        session = CachedSession(self, RaggedCache(len(prompts)), pending)
-        session.extend(tokens, lengths - 1)
-        return session
+        return opened(self, RaggedCache(len(prompts)), prompts, self.module.device)
 
     def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
@@ -68,7 +59,7 @@ class CausalBody:
         positions = cache.positions(k, limit, tokens.device)
         if is_lean(self.module):
             return lean_states(self.module, tokens, cache.own, mask, positions)
-        arguments = {"input_ids": tokens, "use_cache": True, self._cache_argument: cache.cache}
+        arguments = {"input_ids": tokens, "use_cache": True, self.cache_argument: cache.cache}
         if cache.padded:
             arguments |= {"attention_mask": mask, "position_ids": positions}
         hidden: Tensor = self.module.base_model(**arguments).last_hidden_state
@@ -95,3 +86,21 @@ class CausalBody:
             for i, (prompt, n) in enumerate(zip(batch.prompts, batch.lengths, strict=True))
         ]
         return torch.cat(wanted)
+
+
+def opened(
+    model: Decoder, cache: Rows, prompts: Sequence[Tensor], device: torch.device
+) -> CachedSession:
+    """Feed all but the last token of each prompt (1-D int64 ids) to an empty cache.
+
+    Raises:
+        ValueError: if a prompt is empty.
+    """
+    if any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError("a prompt needs at least one token")
+    tokens = pad_sequence([prompt.to(device) for prompt in prompts], batch_first=True)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    pending = tokens.gather(1, lengths[:, None] - 1)[:, 0]
+    session = CachedSession(model, cache, pending)
+    session.extend(tokens, lengths - 1)
+    return session

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
+from distillspec.models.products import multiplied, product
 from distillspec.models.vocabulary import Vocabulary
 
 
@@ -42,7 +43,7 @@ class Head:
         `projection` takes the place of `linear`, if given.
         """
         inputs = hidden if self.before == 1.0 else hidden * self.before
-        logits: Tensor = (projection or self.linear)(inputs)
+        logits = product(self.linear, inputs) if projection is None else projection(inputs)
         if self.bias is not None:
             logits = logits + self.bias.to(logits.device)
         if self.after != 1.0:
@@ -84,7 +85,7 @@ class Head:
         absent |= torch.isin(ids, torch.tensor(self.vocabulary.holes, device=ids.device))
 
         def head(hidden: Tensor) -> Tensor:
-            logits = part.rows(hidden, lambda inputs: linear(inputs, weight, own))
+            logits = part.rows(hidden, lambda inputs: multiplied(inputs, weight, own))
             return logits.masked_fill(absent, -torch.inf)
 
         return head

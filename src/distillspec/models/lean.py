@@ -23,6 +23,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
 )
 
+from distillspec.models.products import product
+
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the positions, [B or 1, 1, k, D] each."""
 
@@ -82,9 +84,9 @@ def _layer(
     attention, mlp = layer.self_attn, layer.mlp
     shape = (*states.shape[:2], -1, attention.head_dim)
     normed = _normed(states, layer.input_layernorm)
-    queries = attention.q_proj(normed).view(shape).transpose(1, 2)  # [B, heads, k, D]
-    keys = attention.k_proj(normed).view(shape).transpose(1, 2)  # [B, groups, k, D]
-    values = attention.v_proj(normed).view(shape).transpose(1, 2)
+    queries = product(attention.q_proj, normed).view(shape).transpose(1, 2)  # [B, heads, k, D]
+    keys = product(attention.k_proj, normed).view(shape).transpose(1, 2)  # [B, groups, k, D]
+    values = product(attention.v_proj, normed).view(shape).transpose(1, 2)
     keys, values = cache.update(_rotated(keys, rotation), values, attention.layer_idx)
     mixed = scaled_dot_product_attention(
         _rotated(queries, rotation),
@@ -94,10 +96,10 @@ def _layer(
         scale=attention.scaling,
         enable_gqa=True,
     )
-    states = states + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+    states = states + product(attention.o_proj, mixed.transpose(1, 2).flatten(2))
     normed = _normed(states, layer.post_attention_layernorm)
-    widened = mlp.act_fn(mlp.gate_proj(normed)) * mlp.up_proj(normed)
-    return states + cast(Tensor, mlp.down_proj(widened))
+    widened = mlp.act_fn(product(mlp.gate_proj, normed)) * product(mlp.up_proj, normed)
+    return states + product(mlp.down_proj, widened)
 
 
 def _normed(states: Tensor, norm: LlamaRMSNorm) -> Tensor:

@@ -75,7 +75,7 @@ def load(
         UserError: if there is no such model, or it is one that we refuse.
     """
     place = find_place(path_or_name)
-    config = _read_config(place)
+    config = read_config(place)
     return _load(place, config, _read_tokenizer(place, config), dtype, device)
 
 
@@ -86,7 +86,7 @@ def load_tokenizer(path_or_name: str | Path) -> Tokenizer:
         UserError: if there is no such model, or it has no tokenizer.
     """
     place = find_place(path_or_name)
-    return _read_tokenizer(place, _read_config(place))
+    return _read_tokenizer(place, read_config(place))
 
 
 def load_writer(path_or_name: str | Path) -> tuple[Tokenizer, tuple[int, ...]]:
@@ -96,7 +96,7 @@ def load_writer(path_or_name: str | Path) -> tuple[Tokenizer, tuple[int, ...]]:
         UserError: if there is no such model, or it has no tokenizer.
     """
     place = find_place(path_or_name)
-    config = _read_config(place)
+    config = read_config(place)
     tokenizer = _read_tokenizer(place, config)
     try:
         with quiet():
@@ -138,7 +138,7 @@ def load_together(
         UserError: if vocabularies differ, before any weight is read; and as `load`.
     """
     places = [find_place(target), *map(find_place, others)]
-    configs = [_read_config(place) for place in places]
+    configs = [read_config(place) for place in places]
     tokenizers = [_read_tokenizer(*pair) for pair in zip(places, configs, strict=True)]
     for place, config, tokenizer in zip(places[1:], configs[1:], tokenizers[1:], strict=True):
         check_same(
@@ -186,7 +186,12 @@ def find_place(path_or_name: str | Path) -> Place:
     return Place(name, name, None)
 
 
-def _read_config(place: Place) -> PreTrainedConfig:
+def read_config(place: Place) -> PreTrainedConfig:
+    """Read what a model says of itself.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     with _explained(place, "config"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(place.source, **place.arguments)
     return config

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
 from distillspec.errors import UserError
+from distillspec.math.processors import Processor
 
 Foreign: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor]
+
+LogitsProcessors: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor | Processor]
 
 REMEMBERING = (
     "SynthIDTextWatermarkLogitsProcessor",
@@ -43,8 +46,7 @@ def adapt(processors: Foreign) -> tuple[Adapted, ...]:
     Raises:
         UserError: naming one that remembers earlier calls.
     """
-    several = isinstance(processors, (LogitsProcessorList, Sequence))
-    listed = list(processors) if several else [processors]
+    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
     for processor in listed:
         name = type(processor).__name__
         if name in REMEMBERING:
@@ -53,3 +55,16 @@ def adapt(processors: Foreign) -> tuple[Adapted, ...]:
                 "it then rejects: leave it out"
             )
     return tuple(Adapted(processor) for processor in listed)
+
+
+def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
+    """Take the engine's processors as they are, and adapt transformers' own.
+
+    Raises:
+        UserError: naming one that remembers earlier calls.
+    """
+    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
+    found: list[Processor] = []
+    for one in listed:
+        found += adapt(one) if isinstance(one, LogitsProcessor) else [one]
+    return tuple(found)

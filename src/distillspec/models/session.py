@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.cache_utils import DynamicCache
 
 from distillspec.errors import UserError
-from distillspec.models.cache import UNBOUNDED, RaggedCache
+from distillspec.models.cache import UNBOUNDED
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,29 @@ class Source:
         return torch.ones(self.states.shape[:2], dtype=torch.int64, device=self.states.device)
 
 
+class Rows(Protocol):
+    """What a session needs of a cache; `RaggedCache` says what the methods do."""
+
+    lengths: list[int]
+    cross: DynamicCache | None
+
+    def settle(self, k: int, lengths: Sequence[int]) -> None:
+        """Record a pass over k columns of which each row keeps the first `lengths[row]`."""
+        ...
+
+    def rollback(self, surplus: Sequence[int]) -> None:
+        """Forget the last `surplus[row]` tokens of each row."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only `rows`, in that order."""
+        ...
+
+    def join(self, other: Any) -> None:
+        """Append the rows of another cache of its kind, of the same model."""
+        ...
+
+
 class Decoder(Protocol):
     """What a session needs of a model."""
 
@@ -56,8 +81,8 @@ class Decoder(Protocol):
         """H and the type of the hidden states."""
         ...
 
-    def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
-        """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
+    def run(self, tokens: Tensor, cache: Any, source: Source | None) -> Tensor:
+        """Feed [B, k] tokens at the next columns of its cache -> [B, k, H] hidden states."""
         ...
 
 
@@ -65,7 +90,7 @@ class CachedSession:
     """Rows on a transformers cache; `Session` in `protocol.py` says what each method promises."""
 
     def __init__(
-        self, model: Decoder, cache: RaggedCache, pending: Tensor, source: Source | None = None
+        self, model: Decoder, cache: Rows, pending: Tensor, source: Source | None = None
     ) -> None:
         """Start rows whose cache is filled already (or empty) and whose last token is `pending`."""
         self.model = model

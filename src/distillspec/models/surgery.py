@@ -107,6 +107,18 @@ def narrow(
     return _finish(target, draft, kept)
 
 
+def ids_covering(counts: Tensor, share: float) -> int:
+    """Return how many of the most frequent ids make up a share of all occurrences.
+
+    Args:
+        counts: [V] how often each id occurred, at least one of them.
+        share: In (0, 1].
+    """
+    ranked = counts.to(torch.float64).sort(descending=True).values.cumsum(0)
+    needed = share * float(ranked[-1]) * (1 - 1e-12)  # a sum may round to just below the total
+    return int((ranked < needed).sum()) + 1
+
+
 def most_frequent_ids(counts: Tensor, size: int, always: Sequence[int] = ()) -> Tensor:
     """Choose the ids of a trimmed head: those of `always`, then the most frequent ones.
 
@@ -127,6 +139,40 @@ def most_frequent_ids(counts: Tensor, size: int, always: Sequence[int] = ()) -> 
     ranked = counts.to(torch.float64).index_fill(0, fixed, torch.inf)
     order = ranked.argsort(descending=True, stable=True)
     return order[:size].sort().values
+
+
+def trim(draft: TransformersModel, kept: Tensor) -> TransformersModel:
+    """Copy a draft with a head of some ids only.
+
+    Args:
+        draft: With a whole head; left as it is.
+        kept: [K] int64 ids; special ids are added.
+
+    Raises:
+        UserError: its head is trimmed already, or cannot be.
+    """
+    _refuse_trimmed(draft)
+    return assemble(copy.deepcopy(draft.module), draft.tokenizer, with_special(draft, kept))
+
+
+def with_special(model: TransformersModel, kept: Tensor) -> Tensor:
+    """Return the ids that a head trimmed to `kept` has: special ids too, and none without a string.
+
+    Args:
+        model: The model whose head is trimmed, or its target.
+        kept: [K] int64 ids.
+
+    Raises:
+        UserError: an id has no row in the head.
+    """
+    tokenizer = model.tokenizer
+    rows = output_layer(model.module, model.name).out_features
+    limit = min(rows, tokenizer.vocabulary.size)
+    if not all(0 <= i < limit for i in kept.tolist()):
+        raise UserError(f"kept ids must lie in 0…{limit - 1}")
+    wanted = {*kept.tolist(), *model.eos_ids, *tokenizer.special_ids}
+    wanted -= set(tokenizer.vocabulary.holes)
+    return torch.tensor(sorted(i for i in wanted if i < limit))
 
 
 @dataclass(frozen=True)
@@ -280,12 +326,4 @@ def _finish(
     draft.train(False)
     name = f"a draft of {target.name}"
     tokenizer = Tokenizer(target.tokenizer.hf, target.tokenizer.encoder_decoder, name)
-    if kept is not None:
-        rows = output_layer(draft, name).out_features
-        limit = min(rows, tokenizer.vocabulary.size)
-        holes = set(tokenizer.vocabulary.holes)
-        wanted = {*kept.tolist(), *target.eos_ids, *tokenizer.special_ids}
-        if not all(0 <= i < limit for i in kept.tolist()):
-            raise UserError(f"kept ids must lie in 0…{limit - 1}")
-        kept = torch.tensor(sorted(i for i in wanted if i < limit and i not in holes))
-    return assemble(draft, tokenizer, kept)
+    return assemble(draft, tokenizer, None if kept is None else with_special(target, kept))

@@ -6,6 +6,7 @@ the prompts that it was trained on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,6 +130,10 @@ class Tokenizer:
         """Return the text of one id, special tokens shown as they are stored."""
         return self.whole_text([i])
 
+    def is_byte(self, i: int) -> bool:
+        """Tell whether an id is a byte, as SentencePiece writes what it has no piece for."""
+        return re.fullmatch(r"<0x[0-9A-F]{2}>", str(self.hf.convert_ids_to_tokens(i))) is not None
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder."""
         self.hf.save_pretrained(folder)
@@ -167,8 +172,12 @@ class TextStream:
     def push(self, ids: Sequence[int]) -> str:
         """Add ids and return the text that is certain by now."""
         self.ids.extend(ids)
+        # A broken byte spoils its whole run of SentencePiece's byte tokens: the last run waits
+        sure = len(self.ids)
+        while sure and self.tokenizer.is_byte(self.ids[sure - 1]):
+            sure -= 1
         # Bytes that do not yet make a character decode to U+FFFD, which is held back
-        return self._give(self.tokenizer.decode(self.ids).rstrip("\ufffd"))
+        return self._give(self.tokenizer.decode(self.ids[:sure]).rstrip("\ufffd"))
 
     def finish(self) -> str:
         """Return what was held back; a true U+FFFD at the end is part of it."""

@@ -8,6 +8,7 @@ structure, and both by a trial on four tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,11 @@ from distillspec.models.heads import Head
 from distillspec.models.saving import Untrimmed, output_layer, trim_head
 from distillspec.models.seq2seq import Seq2SeqBody
 from distillspec.models.text import Tokenizer
+
+HuggingFaceModel: TypeAlias = PreTrainedModel
+"""A model of transformers, as other rooms call it."""
+HuggingFaceTokenizer: TypeAlias = PreTrainedTokenizerBase
+"""A tokenizer of transformers, as other rooms call it."""
 
 TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01}
 """How far the trial's logits may be off, relative in the 2-norm; wrong ones are off by about 1."""
@@ -46,6 +52,34 @@ def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Transfo
     name = module.name_or_path or type(module).__name__
     encoder_decoder = bool(module.config.is_encoder_decoder)
     return assemble(module, Tokenizer(tokenizer, encoder_decoder, name))
+
+
+def as_model(
+    model: TransformersModel | HuggingFaceModel, tokenizer: HuggingFaceTokenizer | None, what: str
+) -> TransformersModel:
+    """Take a model as it is, or wrap a transformers model that a caller holds.
+
+    Args:
+        model: Ours or transformers' own.
+        tokenizer: For the latter.
+        what: What messages call it.
+
+    Raises:
+        UserError: there is no tokenizer, it is in training mode (dropout would make its passes
+            differ), or it cannot be used.
+    """
+    if isinstance(model, TransformersModel):
+        return model
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"the {what} is a {type(model).__name__}; expected a transformers model, or one of "
+            "distillspec.models.load"
+        )
+    if tokenizer is None:
+        raise UserError(f"the {what} is a transformers model: give its tokenizer too")
+    if model.training:
+        raise UserError(f"the {what} is in training mode: call its .eval() first")
+    return wrap(model, tokenizer)
 
 
 def assemble(

@@ -96,7 +96,11 @@ def _page(run: StoredRun, contents: Sequence[Content], drawn: Sequence[_Drawn]) 
         notes=[verdict for verdict in verdicts if verdict.kind == "note"],
         asides=[verdict for verdict in verdicts if verdict.kind == "aside"],
         figures=[
-            {"svg": _inline(one), "caption": one.drawing.caption, "data": one.drawing.data}
+            {
+                "svg": inline(one.drawing, one.svg),
+                "caption": one.drawing.caption,
+                "data": one.drawing.data,
+            }
             for one in drawn
         ],
         sections=[section for part in contents for section in part.sections],
@@ -108,16 +112,16 @@ def _page(run: StoredRun, contents: Sequence[Content], drawn: Sequence[_Drawn]) 
     )
 
 
-def _inline(one: _Drawn) -> Markup:
+def inline(one: Drawing, svg: str) -> Markup:
     """Fit an SVG into the page: its ids made its own, its ink the reader's text colour."""
-    name, drawing = one.drawing.name, one.svg[one.svg.index("<svg") :]
+    name, drawing = one.name, svg[svg.index("<svg") :]
     drawing = re.sub(r'\bid="', f'id="{name}-', drawing)
     drawing = re.sub(r"url\(#", f"url(#{name}-", drawing)
     drawing = re.sub(r'href="#', f'href="#{name}-', drawing)
     drawing = drawing.replace(style.INK, "currentColor").replace(style.BLUE, "var(--blue)")
     # The white ground is for files of their own; here the page's shows through.
     drawing = drawing.replace("fill: #ffffff", "fill: none")
-    label = str(Markup.escape(one.drawing.caption))
+    label = str(Markup.escape(one.caption))
     drawing = drawing.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     # Drawn by matplotlib from numbers and escaped names: nothing of the user's is raw in it.
     return Markup(drawing)

@@ -178,7 +178,7 @@ class Timer:
                 shift = (i + repetition) % len(running)
                 for name, lane in running[shift:] + running[:shift]:
                     runs[name].append(self.run([prompt], lane, self.seed + i))
-            middle = {name: _median_run(of_lane) for name, of_lane in runs.items()}
+            middle = {name: median_run(of_lane) for name, of_lane in runs.items()}
             alone = middle.pop(None)
             report(i + 1, len(prompts))
             yield Race(alone, {name: run for name, run in middle.items() if name is not None})
@@ -196,7 +196,12 @@ class Timer:
         return Run(tuple(collect(found, len(prompts))), prefill, tuple(blocks))
 
     def timings(
-        self, prompts: Sequence[Tensor], widths: Sequence[int], gammas: Sequence[int]
+        self,
+        prompts: Sequence[Tensor],
+        widths: Sequence[int],
+        gammas: Sequence[int],
+        *,
+        blocks: int = BLOCKS,
     ) -> Timings:
         """Time passes of every width, and full blocks without a draft and with each at each γ.
 
@@ -218,13 +223,13 @@ class Timer:
             streams[lane.draft, lane.gamma] = self._full_blocks(prompts, lane)
             prefill[lane.draft] = time.perf_counter() - start
         seconds: dict[tuple[str | None, int], list[float]] = {key: [] for key in streams}
-        for _ in range(BLOCKS):
+        for _ in range(blocks):
             for key, stream in streams.items():
                 start = time.perf_counter()
                 if next(stream, None) is not None:
                     seconds[key].append(time.perf_counter() - start)
-        blocks = {key: statistics.median(of_kind) for key, of_kind in seconds.items()}
-        return Timings(passes, blocks, prefill)
+        medians = {key: statistics.median(of_kind) for key, of_kind in seconds.items()}
+        return Timings(passes, medians, prefill)
 
     def _drafted(self, name: str, gammas: Sequence[int]) -> list[int]:
         """Return the γ that a draft's context has room for.
@@ -285,7 +290,8 @@ class Timer:
         return finish
 
 
-def _median_run(runs: Sequence[Run]) -> Run:
+def median_run(runs: Sequence[Run]) -> Run:
+    """Return the run of median length; of an even number the later of the middle two."""
     return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
 
 

@@ -6,8 +6,9 @@ any number of drafts, which makes comparisons between drafts paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from distillspec.decoding import Output, complete
+from distillspec.decoding import Block, Output, collect, speculate
 from distillspec.decoding.stopping import Stop
 from distillspec.math.processors import Processor
 from distillspec.math.rules import Rule
@@ -145,33 +146,43 @@ def complete_all(
     stop: Sequence[int] | None = None,
     stop_when: Stop | None = None,
 ) -> list[Output]:
-    """Let the target answer every prompt by the engine itself (γ = 0), in batches of like length.
+    """Let the target answer every prompt by the engine itself (γ = 0), its batch kept full.
+
+    The longest prompts come first, so that rows of like length share the batch and what does not
+    fit into memory fails at once.
 
     `processors`, `stop` and `stop_when` are those of `speculate`.
 
     Returns:
         One output per prompt, in the prompts' order.
     """
-    outputs: list[Output | None] = [None] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    blocks = speculate(
+        target,
+        None,
+        [prompts[i] for i in order],
+        gamma=0,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        processors=processors,
+        stop=stop,
+        stop_when=stop_when,
+        generators=[generators[i] for i in order],
+        batch_size=batch_size,
+    )
+    outputs = collect(_reported(blocks, len(prompts), report), len(prompts))
+    return [output for _, output in sorted(zip(order, outputs, strict=True), key=itemgetter(0))]
+
+
+def _reported(blocks: Iterable[Block], total: int, report: Report) -> Iterator[Block]:
+    """Pass blocks on and report the rows that finish."""
     done = 0
-    for rows in batches([len(prompt) for prompt in prompts], batch_size):
-        answered = complete(
-            target,
-            None,
-            [prompts[i] for i in rows],
-            gamma=0,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            processors=processors,
-            stop=stop,
-            stop_when=stop_when,
-            generators=[generators[i] for i in rows],
-        )
-        for i, output in zip(rows, answered, strict=True):
-            outputs[i] = output
-        done += len(rows)
-        report(done, len(prompts))
-    return [output for output in outputs if output is not None]
+    for block in blocks:
+        ended = sum(finished is not None for finished in block.finished)
+        if ended:
+            done += ended
+            report(done, total)
+        yield block
 
 
 @torch.inference_mode()
@@ -227,13 +238,13 @@ def score(
         raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
     acceptance = _nothing(outputs.completions)
     ratios = _nothing(outputs.completions)
-    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+    for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         p = rule.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
         q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
         # Sums over V round to a little above 1 where the two models agree.
         acceptance[i][rows] = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
         y = outputs.completions[i][rows, None].to(p.device)
-        ratios[i][rows] = _ratios(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
+        ratios[i][rows] = ratios_of(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
     return Scores(tuple(acceptance), tuple(ratios), outputs.limits)
 
 
@@ -249,7 +260,7 @@ def score_logged(
     if (rule.needs_p and outputs.logprobs is None) or not rule.lossless:
         raise ValueError(f"{rule} cannot be forecast from this log")
     ratios = _nothing(outputs.completions)
-    for i, rows, own in _forced(draft, outputs.prompts, outputs.completions, batch_size):
+    for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
         q_of_y = q.gather(1, outputs.completions[i][rows, None].to(q.device))[:, 0]
         # Where the rule does not ask for p, that y was emitted is all there is to know.
@@ -258,7 +269,7 @@ def score_logged(
             if rule.needs_p and outputs.logprobs is not None
             else torch.ones_like(q_of_y)
         )
-        ratios[i][rows] = _ratios(rule, p_of_y, q_of_y)
+        ratios[i][rows] = ratios_of(rule, p_of_y, q_of_y)
     return Scores(None, tuple(ratios), outputs.limits)
 
 
@@ -266,7 +277,7 @@ def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros(len(ids), dtype=torch.float64) for ids in completions]
 
 
-def _forced(
+def forced(
     draft: LanguageModel,
     prompts: Sequence[Tensor],
     completions: Sequence[Tensor],
@@ -304,7 +315,7 @@ def _reach(draft: LanguageModel, prompt: Tensor, length: int) -> int:
     return max(0, min(length, room))
 
 
-def _ratios(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
+def ratios_of(rule: Rule, p_of_y: Tensor, q_of_y: Tensor) -> Tensor:
     """Return the rule's r_t in float64 for tokens that the target really emitted."""
     return rule.proposal.ratios(_emitted(p_of_y).cpu(), q_of_y.double().cpu())
 

@@ -87,7 +87,12 @@ def first_difference(
     logits = at_least_float32(target.head(own.states[at]))  # [V]
     top = float(logits.max())
     gap = top - float(logits[other.ids[at]])
-    return Difference(id, at, gap, ULPS.get(target.dtype, COARSE) * _ulp(top, target.dtype))
+    return Difference(id, at, gap, near_tie(top, target.dtype))
+
+
+def near_tie(top: float, dtype: torch.dtype) -> float:
+    """Return the gap below the largest logit under which rounding decides between two tokens."""
+    return ULPS.get(dtype, COARSE) * _ulp(top, dtype)
 
 
 def _ulp(value: float, dtype: torch.dtype) -> float:

@@ -131,7 +131,7 @@ class Run:
         """Drop the rows after `step`, which a killed run wrote past its last checkpoint."""
         path = self.folder / METRICS
         if path.is_file():
-            self.write_rows(METRICS, [row for row in _read_rows(path) if row["step"] <= step])
+            self.write_rows(METRICS, [row for row in read_rows(path) if row["step"] <= step])
 
     def write_json(self, name: str, value: object) -> Path:
         """Write `value` as the file `name`, whole or not at all.
@@ -163,7 +163,7 @@ class StoredRun:
         Raises:
             UserError: a line of it is damaged. A last one that was cut off passes.
         """
-        return _read_rows(self.folder / name)
+        return read_rows(self.folder / name)
 
 
 def read_run(folder: str | Path) -> StoredRun:
@@ -186,7 +186,7 @@ def read_run(folder: str | Path) -> StoredRun:
     result = _read_object(folder / RESULT) if (folder / RESULT).is_file() else None
     children = [read_run(path.parent) for path in sorted(folder.glob(f"*/{RECORD}"))]
     children.sort(key=lambda child: str(child.record.get("started")))
-    return StoredRun(folder, record, _read_rows(folder / METRICS), result, tuple(children))
+    return StoredRun(folder, record, read_rows(folder / METRICS), result, tuple(children))
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -260,7 +260,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+def read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Read a JSONL file; one that is not there is empty.
+
+    Raises:
+        UserError: a line is damaged. A last one that was cut off passes.
+    """
     if not path.is_file():
         return ()
     lines = path.read_bytes().split(b"\n")

@@ -126,23 +126,38 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
         found = " and ".join(f"'{key}'" for key in given) or "none of them"
         raise InvalidRowError(f"expected one of 'prompt', 'input' or 'messages', found {found}")
 
-    target_ids = _ids(value["target_ids"]) if "target_ids" in value else None
+    target_ids = _ids(value, "target_ids") if "target_ids" in value else None
     logprobs = _logprobs(value, target_ids) if "target_logprobs" in value else None
     # Ids are what is trained on; the text beside them may be empty (an answer that ended at once)
     # or hold any character that a model wrote.
     loose = target_ids is not None
     target = text_of(value["target"], "target", loose=loose) if "target" in value else None
     domain = text_of(value["domain"], "domain") if "domain" in value else None
-    cut = value.get("finish_reason") == "length"
+    reason = value.get("finish_reason")
+    ended = reason if isinstance(reason, str) else None
+    prompt_ids = _ids(value, "prompt_ids") if "prompt_ids" in value else None
+    blocks = _blocks(value, target_ids) if value.get("blocks") is not None else None
     row_id = id_of(value["id"], "id") if "id" in value else fallback
-    if given != ["messages"]:
+    prompt: str | tuple[dict[str, str], ...]
+    if given == ["messages"]:
+        prompt, answer = _messages(value["messages"])
+        if answer is not None and target is not None:
+            raise InvalidRowError("both 'target' and a last message of the assistant; give one")
+        target = target if answer is None else answer
+    else:
         prompt = text_of(value[given[0]], given[0])
-        return Row(row_id, prompt, target, domain, target_ids, logprobs, cut)
-    messages, answer = _messages(value["messages"])
-    if answer is not None and target is not None:
-        raise InvalidRowError("both 'target' and a last message of the assistant; give one")
-    answer = target if answer is None else answer
-    return Row(row_id, messages, answer, domain, target_ids, logprobs, cut)
+    return Row(
+        id=row_id,
+        prompt=prompt,
+        target=target,
+        domain=domain,
+        target_ids=target_ids,
+        target_logprobs=logprobs,
+        cut=reason == "length",
+        finish_reason=ended,
+        prompt_ids=prompt_ids,
+        blocks=blocks,
+    )
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,10 +173,18 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _ids(ids: object) -> tuple[int, ...]:
+def _ids(value: dict[str, Any], key: str) -> tuple[int, ...]:
+    ids = value[key]
     if not isinstance(ids, list) or not ids or not all(_is_whole(i) and i >= 0 for i in ids):
-        raise InvalidRowError("'target_ids' must be a non-empty list of ids")
+        raise InvalidRowError(f"{key!r} must be a non-empty list of ids")
     return tuple(ids)
+
+
+def _blocks(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[int, ...]:
+    sizes = _ids(value, "blocks")
+    if ids is None or min(sizes) < 1 or sum(sizes) != len(ids):
+        raise InvalidRowError("'blocks' must be the sizes of blocks that add up to 'target_ids'")
+    return sizes
 
 
 def _logprobs(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[float, ...]:

@@ -30,6 +30,12 @@ class Row:
     nats, after the sampling settings."""
     cut: bool = False
     """Whether `target` is known to have ended at its length limit."""
+    finish_reason: str | None = None
+    """Why `target` ended, as the engine that wrote it says: `stop`, `length`, …"""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's ids as an engine was given them, where that was logged."""
+    blocks: tuple[int, ...] | None = None
+    """Tokens of `target_ids` that each target call put out, where an engine tells."""
 
     @property
     def text(self) -> str:

@@ -1,0 +1,59 @@
+"""Finding 2 (Fig. 3a, C.12-C.14): acceptance over training steps and wall time."""
+
+from distillspec.commands.study_report import main
+from distillspec.report.findings import Curve, Finding, curves, estimated, not_run
+from distillspec.report.reading import interval
+from distillspec.studies.findings import evaluations, outcome, said, title
+from distillspec.studies.results import Results
+
+CLAIM = "Supervised KD plateaus or declines, and on-policy GKD is best per wall time (Fig. 3a)."
+
+
+def finding(results: Results) -> Finding:
+    """Compare the held-out τ of `distilled` cells at the end of equal training time, paired."""
+    lines, rows, ends = [], [], {}
+    for row in results.of("distilled"):
+        tests = evaluations(row)
+        if not tests:
+            continue
+        lines.append(
+            Curve(
+                title(row),
+                tuple(seconds / 60 for _, seconds, _ in tests),
+                tuple(interval(counts.tau) for _, _, counts in tests),
+            )
+        )
+        rows += [
+            (
+                title(row),
+                str(step),
+                f"{seconds:.0f}",
+                estimated(counts.tau),
+                estimated(counts.alpha),
+            )
+            for step, seconds, counts in tests
+        ]
+        place = tuple(sorted((a, label) for a, label in row["axes"].items() if a != "recipe"))
+        ends.setdefault(place, {})[row["axes"].get("recipe")] = tests[-1][2]
+    if not lines:
+        return not_run("2", CLAIM, "distilled with evaluations")
+    pairs = [
+        one["gkd"].tau_above(one["supervised_kd"])
+        for one in ends.values()
+        if "gkd" in one and "supervised_kd" in one
+    ]
+    return Finding(
+        "2",
+        CLAIM,
+        outcome(pairs),
+        "τ of GKD over Supervised KD after the same time: "
+        + ("; ".join(map(said, pairs)) or "not run")
+        + ".",
+        ("cell", "step", "seconds", "τ", "α"),
+        tuple(rows),
+        curves(lines, "minutes of training", "τ on held-out prompts"),
+    )
+
+
+if __name__ == "__main__":
+    main(finding)

@@ -1,0 +1,36 @@
+"""Finding 10 (Fig. C.15): the draft's own task quality over training."""
+
+from distillspec.commands.study_report import main
+from distillspec.report.findings import Curve, Finding, curves, estimated, not_run
+from distillspec.report.reading import interval
+from distillspec.studies.findings import outcome, said
+from distillspec.studies.results import Results
+
+CLAIM = "Distillation raises the draft's own task quality with training (Fig. C.15)."
+
+
+def finding(results: Results) -> Finding:
+    """Read the gardens of step `draft-quality-by-steps`, whose ways are called by their steps."""
+    gains, rows, lines = [], [], []
+    for row in results.of("draft-quality-by-steps"):
+        points = row["result"]["points"]  # the first is the draft before distillation
+        x = tuple(float(point["way"]) for point in points)
+        name = " ".join(row["axes"].values()) or "quality"
+        lines.append(Curve(name, x, tuple(interval(point["quality"]) for point in points)))
+        rows += [(name, p["way"], estimated(p["quality"], 1)) for p in points]
+        gains.append(points[-1]["quality_difference"])
+    if not gains:
+        return not_run("10", CLAIM, "draft-quality-by-steps")
+    return Finding(
+        "10",
+        CLAIM,
+        outcome(gains),
+        f"Quality after the last step over that before: {'; '.join(said(g, 1) for g in gains)}.",
+        ("cell", "steps", "quality"),
+        tuple(rows),
+        curves(lines, "steps of distillation", "quality (points)"),
+    )
+
+
+if __name__ == "__main__":
+    main(finding)

@@ -1,0 +1,324 @@
+"""`check-export`: does the pair do in the engine what was promised of it?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from distillspec.commands.audit import coarser
+from distillspec.commands.engines import by_transformers, by_vllm, template_differs
+from distillspec.commands.pairs import (
+    answer_all,
+    at_least,
+    dtype_of,
+    load_both,
+    prompt_ids,
+    rows_of,
+)
+from distillspec.commands.progress import bar, console
+from distillspec.commands.served import Server
+from distillspec.commands.served_model import ServedModel, check_tokenizer, find_model
+from distillspec.commands.serving_settings import CheckExport
+from distillspec.commands.tables import interval
+from distillspec.errors import UserError
+from distillspec.math.rules import Rule, argmax_draft, exact_match, ratio_test
+from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
+from distillspec.models.exporting import shape_of
+from distillspec.studies.audit import Written, ends, tally
+from distillspec.studies.lossless import Audit, judged
+from distillspec.studies.outputs import TargetOutputs
+from distillspec.studies.serving import (
+    Answered,
+    Served,
+    held_against,
+    long_enough,
+    rate,
+    same_greedy,
+    speedup,
+)
+from distillspec.tasks import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class _Engine:
+    """What came of asking an engine."""
+
+    plain: list[Answered] | None
+    drafted: list[Answered]
+    template_differs: bool | None
+
+
+def run(settings: CheckExport) -> dict[str, Any]:
+    """Run the prompts through the engine and hold what it did against the forecast."""
+    at_least(1, settings, "gamma", "limit", "max_new_tokens", "batch_size")
+    if (settings.url is None) == (settings.engine == "vllm"):
+        raise UserError("--url goes with --engine vllm: the URL of its server, ending in /v1")
+    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    rules = _rules(sampling)
+    rule = "ratio" if sampling.temperature == 0 else settings.rule
+    rows = rows_of(settings.prompts, settings.limit, skip_invalid=False)
+    # What engines load: the head whole, whatever kept_ids.json may say beside it
+    target, draft = load_both(
+        settings.target, settings.draft, dtype=settings.dtype, device=settings.device
+    )
+    prompts = prompt_ids(target.tokenizer, rows, context=target.context)
+    causes = _before(settings, target, draft, prompts)
+    answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
+    promised = TargetOutputs.of(prompts, answers, sampling)
+    engine = _ask(settings, target, draft, rows, prompts, sampling)
+    law = _law(settings, target, rows, prompts, engine.drafted, sampling)
+    enough = long_enough(engine.drafted)
+    if not enough:
+        raise UserError("every answer ended with its first token: there is nothing to compare")
+    served = held_against(
+        target,
+        draft,
+        [prompts[i] for i in enough],
+        [engine.drafted[i] for i in enough],
+        promised,
+        rules,
+        rule=rule,
+        gamma=settings.gamma,
+        batch_size=settings.batch_size,
+    )
+    greedy = None
+    if sampling.temperature == 0:
+        own = [one for one in promised.completions]
+        greedy = same_greedy(own, [one.ids for one in engine.drafted])
+    causes += _after(settings, served, law, engine)
+    result: dict[str, Any] = {
+        "target": settings.target,
+        "draft": settings.draft,
+        "engine": settings.engine,
+        "temperature": settings.temperature,
+        **served,
+        "tokens_per_second": rate(engine.drafted),
+        "tokens_per_second_plain": None if engine.plain is None else rate(engine.plain),
+        "speedup": None if engine.plain is None else speedup(engine.plain, engine.drafted),
+        "same_greedy": greedy,
+        "audit": law,
+        "audit_plain": None
+        if engine.plain is None
+        else _law(settings, target, rows, prompts, engine.plain, sampling),
+        "causes": causes,
+    }
+    result["unmet"] = _unmet(settings, result, served, law, causes)
+    result["verdict"] = (
+        " ".join(result["unmet"])
+        or f"{settings.engine} does what was promised: τ {interval(served['tau_served'])} served, "
+        f"{interval(served['tau_promised'])} promised, and its outputs are the target's."
+    )
+    return result
+
+
+def _rules(sampling: Sampling) -> dict[str, Rule]:
+    if sampling.temperature == 0:
+        return {"ratio": ratio_test(sampling)}
+    return {
+        "ratio": ratio_test(sampling),
+        "argmax": argmax_draft(sampling),
+        "exact-match": exact_match(sampling),
+    }
+
+
+def _before(
+    settings: CheckExport,
+    target: TransformersModel,
+    draft: TransformersModel,
+    prompts: Sequence[Tensor],
+) -> list[str]:
+    """Name what can be seen to be wrong before anything runs."""
+    found = []
+    shapes = shape_of(settings.target), shape_of(settings.draft)
+    if shapes[0].rows != shapes[1].rows:
+        found.append(
+            f"vocabulary: the target has {shapes[0].rows} rows and the draft {shapes[1].rows}; "
+            "vLLM refuses the pair: export the draft"
+        )
+    longest = max(map(len, prompts)) + settings.max_new_tokens
+    if shapes[1].context is not None and longest > shapes[1].context:
+        found.append(
+            f"context length: prompts and answers reach {longest} tokens, the draft's positions "
+            f"{shapes[1].context}"
+        )
+    if target.tokenizer.hf.chat_template != draft.tokenizer.hf.chat_template:
+        found.append("chat template: the draft's folder has another than the target's")
+    if draft.kept is not None:
+        found.append(
+            f"vocabulary: the draft's head is trimmed to {len(draft.kept)} ids here, and whole in "
+            "an engine: export it, and check the export"
+        )
+    return found
+
+
+def _ask(
+    settings: CheckExport,
+    target: TransformersModel,
+    draft: TransformersModel,
+    rows: Sequence[Row],
+    prompts: Sequence[Tensor],
+    sampling: Sampling,
+) -> _Engine:
+    if settings.url is None:
+        _assistant(draft, settings.gamma)
+        with bar("transformers") as report:
+            plain, drafted = by_transformers(
+                target, draft, prompts, sampling, settings.max_new_tokens, settings.seed, report
+            )
+        return _Engine(plain, drafted, None)
+    server = Server(settings.url, settings.timeout)
+    model = find_model(server, settings.model, settings.target)
+    check_tokenizer(server, model, target.tokenizer)
+    console().print(f"{settings.url} serves {model.name}")
+    _check_room(model, prompts, settings.max_new_tokens)
+    with bar("vllm") as report:
+        drafted = by_vllm(
+            server,
+            model,
+            target.tokenizer,
+            target.eos_ids,
+            rows,
+            prompts,
+            sampling,
+            settings.max_new_tokens,
+            settings.seed,
+            report,
+        )
+    return _Engine(None, drafted, template_differs(server, model, target.tokenizer))
+
+
+def _assistant(draft: TransformersModel, gamma: int) -> None:
+    """Check that transformers will draft as asked: it reads γ from the draft's own settings.
+
+    Raises:
+        UserError: saying what is set otherwise.
+    """
+    own = draft.module.generation_config
+    wanted = {
+        "num_assistant_tokens": gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0,
+    }
+    for name, value in wanted.items():
+        found = getattr(own, name, None)
+        if found != value:
+            raise UserError(
+                f"{draft.name}: its generation_config.json has {name} {found}, and {value} is "
+                f"needed: export it with --gamma {gamma}"
+            )
+
+
+def _check_room(model: ServedModel, prompts: Sequence[Tensor], tokens: int) -> None:
+    longest = max(map(len, prompts)) + tokens
+    if model.context is not None and longest > model.context:
+        raise UserError(
+            f"{model.name} is served with {model.context} tokens of context, and prompts with "
+            f"answers reach {longest}: lower --max-new-tokens, or serve it with more"
+        )
+
+
+def _law(
+    settings: CheckExport,
+    target: TransformersModel,
+    rows: Sequence[Row],
+    prompts: Sequence[Tensor],
+    answered: Sequence[Answered],
+    sampling: Sampling,
+) -> Audit:
+    """Audit what the engine wrote."""
+    outputs = [
+        Written(row.id, prompt, one.ids, one.blocks, one.reason)
+        for row, prompt, one in zip(rows, prompts, answered, strict=True)
+    ]
+    with bar("audit") as report:
+        found = tally(
+            target,
+            outputs,
+            sampling,
+            stop=target.eos_ids,
+            batch_size=settings.batch_size,
+            dtype=coarser(target.dtype, dtype_of(settings.engine_dtype)),
+            report=report,
+        )
+    ended = ends(outputs, target.eos_ids, settings.max_new_tokens)
+    return judged(found, sampling, ended, level=0.05, tolerance=settings.tolerance)
+
+
+def _after(settings: CheckExport, served: Served, law: Audit, engine: _Engine) -> list[str]:
+    """Name what explains a difference, each by a check of its own."""
+    found = []
+    if engine.template_differs:
+        found.append(
+            "chat template: the server renders a chat otherwise than the target's folder does; "
+            "chats meet the draft with other prompts than these"
+        )
+    if not served["fits"]:
+        others = [one["rule"] for one in served["rules"] if one["fits"]]
+        if others:
+            found.append(f"rule: the engine's counts are those of {' or '.join(others)}")
+    # Near the length limit some engines draft fewer, which lowers the mean a little
+    per_call = served["drafted_per_call"]
+    if not 0.8 * served["gamma"] <= per_call <= served["gamma"] + 1e-9:
+        found.append(f"γ: the engine drafts {per_call:.2f} tokens a block, not {served['gamma']}")
+    if law["rejected"]:
+        found += [f"output law: {point}" for point in law["points_to"]]
+        fitted = law["temperature_fitted"]
+        if fitted is not None and not fitted["low"] <= settings.temperature <= fitted["high"]:
+            found.append(f"sampler: the outputs look drawn at temperature {interval(fitted)}")
+    return found
+
+
+def _unmet(
+    settings: CheckExport,
+    result: dict[str, Any],
+    served: Served,
+    law: Audit,
+    causes: Sequence[str],
+) -> list[str]:
+    found = []
+    because = (
+        f" Likely: {'; '.join(causes)}." if causes else " No cause that is tested explains it."
+    )
+    if law["rejected"]:
+        found.append(law["verdict"])
+    if not served["fits"]:
+        fit = next(one for one in served["rules"] if one["rule"] == served["rule"])
+        found.append(
+            f"Acceptance is not what the rule {served['rule']} gives on these outputs: τ "
+            f"{interval(served['tau_served'])} served, {interval(fit['tau_expected'])} expected."
+        )
+    elif not served["overlaps"]:
+        found.append(
+            f"Acceptance is not what was promised: τ {interval(served['tau_served'])} served, "
+            f"{interval(served['tau_promised'])} on the target's own outputs."
+        )
+    gain = result["speedup"]
+    if settings.min_speedup is not None:
+        if gain is None:
+            raise UserError("--min-speedup needs an engine that runs without the draft too")
+        if gain["value"] < settings.min_speedup:
+            found.append(f"--min-speedup {settings.min_speedup:g} is not met: {interval(gain)}.")
+    return [*found[:-1], found[-1] + because] if found else []
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Show promised against served, and the verdict."""
+    lines = [
+        f"{result['engine']}, γ = {result['gamma']}, T = {result['temperature']:g}, "
+        f"{result['prompts']} prompts, {result['tokens']} tokens",
+        f"  τ promised {interval(result['tau_promised'])}, served {interval(result['tau_served'])}",
+    ]
+    for one in result["rules"]:
+        z = "no variance" if one["z"] is None else f"z = {one['z']:+.2f}"
+        mark = "fits" if one["fits"] else "does not fit"
+        lines.append(
+            f"  on its own outputs by {one['rule']}: {interval(one['tau_expected'])}, {z}: {mark}"
+        )
+    lines.append(f"  {interval(result['tokens_per_second'], 1)} tokens a second")
+    if result["speedup"] is not None:
+        lines.append(f"  speed-up over the same engine alone {interval(result['speedup'])}")
+    return "\n".join([*lines, result["verdict"]])

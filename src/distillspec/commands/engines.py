@@ -1,0 +1,166 @@
+"""Engines that serve a pair: transformers in this process, and vLLM by its URL."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.commands.served import NoSuchPathError, Server, ask_completion
+from distillspec.commands.served_model import ServedModel, check_answer
+from distillspec.errors import UserError
+from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
+from distillspec.models.assisted import generate
+from distillspec.models.text import Tokenizer
+from distillspec.studies.outputs import Report
+from distillspec.studies.serving import Answered
+from distillspec.tasks import Row
+
+_COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$")
+DRAFTS, DRAFTED, ACCEPTED = "drafts", "draft_tokens", "accepted_tokens"
+
+
+def by_transformers(
+    target: TransformersModel,
+    draft: TransformersModel,
+    prompts: Sequence[Tensor],
+    sampling: Sampling,
+    max_new_tokens: int,
+    seed: int,
+    report: Report,
+) -> tuple[list[Answered], list[Answered]]:
+    """Answer every prompt without and with the draft, in turn; the first runs are warm-up.
+
+    Returns:
+        The plain answers and those with the draft.
+    """
+    found: tuple[list[Answered], list[Answered]] = ([], [])
+    for i, prompt in enumerate(prompts):
+        for into, assistant in zip(found, (None, draft), strict=True):
+            for _ in range(2 if i == 0 else 1):
+                one = generate(
+                    target,
+                    assistant,
+                    prompt,
+                    sampling=sampling,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed * 1_000_003 + i,
+                )
+            into.append(
+                Answered(
+                    ids=one.ids,
+                    reason=one.reason,
+                    calls=len(one.blocks),
+                    drafted=one.drafted,
+                    accepted=one.accepted,
+                    seconds=one.seconds,
+                    alone=0,
+                    blocks=one.blocks,
+                )
+            )
+        report(i + 1, len(prompts))
+    return found
+
+
+def by_vllm(
+    server: Server,
+    model: ServedModel,
+    tokenizer: Tokenizer,
+    ends: Sequence[int],
+    rows: Sequence[Row],
+    prompts: Sequence[Tensor],
+    sampling: Sampling,
+    max_new_tokens: int,
+    seed: int,
+    report: Report,
+) -> list[Answered]:
+    """Ask a server one prompt after another, and read its counters before and after each.
+
+    Raises:
+        UserError: it tells no ids or counts no drafts, or somebody else asks it too.
+    """
+    found = []
+    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        before = counters(server)
+        start = time.perf_counter()
+        answer = ask_completion(
+            server,
+            model.name,
+            prompt.tolist(),
+            sampling=sampling,
+            max_tokens=max_new_tokens,
+            seed=(seed * 1_000_003 + i) % 2**31,
+            stop=ends,
+        )
+        seconds = time.perf_counter() - start
+        check_answer(answer, tokenizer, ends, where=row.id)
+        if answer.ids is None:
+            raise UserError(f"{row.id}: {server.url} told no token ids, which a check needs")
+        after = counters(server)
+        gone = {name: round(after[name] - before[name]) for name in after}
+        # What the engine drafted past the end of an answer is not in it
+        if gone[DRAFTS] + gone[ACCEPTED] < len(answer.ids) - 1:
+            raise UserError(
+                f"{row.id}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} "
+                f"accepted tokens for {len(answer.ids)} tokens: its counters are not up to date"
+            )
+        found.append(
+            Answered(
+                ids=torch.tensor(answer.ids),
+                reason=answer.finish_reason,
+                calls=gone[DRAFTS],
+                drafted=gone[DRAFTED],
+                accepted=gone[ACCEPTED],
+                seconds=seconds,
+                alone=1,
+                blocks=None,
+            )
+        )
+        report(i + 1, len(prompts))
+    return found
+
+
+def counters(server: Server) -> dict[str, float]:
+    """Read the counters of speculative decoding.
+
+    Raises:
+        UserError: there are none.
+    """
+    try:
+        text = server.text("../metrics")
+    except NoSuchPathError as error:
+        raise UserError(f"{error}; is it a vLLM server with its metrics?") from error
+    found = {DRAFTS: 0.0, DRAFTED: 0.0, ACCEPTED: 0.0}
+    seen = False
+    for line in text.splitlines():
+        match = _COUNTER.match(line)
+        if match is not None and match[1] in found:
+            found[match[1]] += float(match[2])
+            seen = True
+    if not seen:
+        raise UserError(
+            f"{server.url} counts no drafts: start it with --speculative-config (serve.md of the "
+            "export has the line)"
+        )
+    return found
+
+
+def template_differs(server: Server, model: ServedModel, tokenizer: Tokenizer) -> bool | None:
+    """Say whether the server renders a chat otherwise; None where it cannot be asked."""
+    if not tokenizer.chat:
+        return None
+    text = "What is speculative decoding?"
+    body = {
+        "model": model.name,
+        "messages": [{"role": "user", "content": text}],
+        "add_generation_prompt": True,
+    }
+    try:
+        theirs = server.ask("../tokenize", body)["tokens"]
+    except (NoSuchPathError, KeyError, TypeError):
+        return None
+    return list(theirs) != tokenizer.prompt(text).tolist()

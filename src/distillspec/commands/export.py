@@ -1,0 +1,122 @@
+"""`export`: a draft as the engines that serve it want it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from distillspec.commands.card import card, read_measured, read_trained
+from distillspec.commands.pairs import at_least, dtype_of
+from distillspec.commands.progress import console
+from distillspec.commands.serve_lines import ENGINES, Pair, as_markdown, serve_lines
+from distillspec.commands.serving_settings import Export
+from distillspec.errors import UserError, nearest
+from distillspec.models import load
+from distillspec.models.exporting import export_draft, shape_of, target_tokenizer
+from distillspec.models.vocabulary import check_same
+from distillspec.training import checkpoint
+
+
+def run(settings: Export) -> dict[str, Any]:
+    """Write the folder, whole or not at all."""
+    for name in settings.engine:
+        if name not in ENGINES:
+            raise UserError(f"--engine {name}: {nearest(name, ENGINES)}")
+    _make_way(settings.out)
+    measured = None if settings.measured is None else read_measured(settings.measured)
+    trained = None if settings.trained is None else read_trained(settings.trained)
+    gamma = settings.gamma
+    if gamma is None:
+        if measured is None:
+            raise UserError("--gamma is missing; give it, or --measured, whose best γ is taken")
+        gamma = int(measured["best_gamma"])
+    at_least(1, dataclasses.replace(settings, gamma=gamma), "gamma")
+    tokenizer, shape = target_tokenizer(settings.target), shape_of(settings.target)
+    console().print(f"loading {settings.draft}")
+    draft = load(settings.draft, dtype=dtype_of("auto"))
+    check_same(
+        tokenizer.vocabulary, draft.tokenizer.vocabulary, names=(settings.target, settings.draft)
+    )
+    warnings = _warnings(draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
+    own = shape_of(settings.draft)
+    if own.context is not None and own.context < (shape.context or own.context + 1):
+        warnings.append(
+            f"the draft has positions for {own.context} tokens, fewer than the target: past them "
+            "it drafts nothing, or nonsense; limit the served length"
+        )
+    contexts = [one.context for one in (own, shape) if one.context is not None]
+    with checkpoint.whole(settings.out, "export") as partial:
+        exported = export_draft(
+            draft,
+            partial,
+            tokenizer=tokenizer,
+            shape=shape,
+            dtype=dtype_of(settings.dtype),
+            gamma=gamma,
+        )
+        pair = Pair(
+            target=settings.target,
+            draft=str(settings.out),
+            gamma=gamma,
+            rule=settings.rule,
+            context=min(contexts, default=None),
+            dtype=exported.dtype,
+        )
+        lines = serve_lines(pair)
+        chosen = {name: lines[name] for name in settings.engine or ENGINES}
+        _write(partial / "serve.md", as_markdown(pair, chosen))
+        _write(partial / "serve.json", json.dumps(chosen, indent=2, ensure_ascii=False) + "\n")
+        text = card(settings.target, settings.draft, gamma, exported, measured, trained)
+        _write(partial / "README.md", text)
+    return {
+        "out": str(settings.out),
+        "gamma": gamma,
+        **dataclasses.asdict(exported),
+        "serve": chosen,
+        "measured": measured is not None,
+        "warnings": warnings,
+    }
+
+
+def _warnings(own: object, target: object) -> list[str]:
+    if own == target:
+        return []
+    return [
+        "the draft's chat template was not the target's: the target's is written, and a draft "
+        "that was trained on other prompts than it is served with accepts less"
+    ]
+
+
+def _make_way(out: Path) -> None:
+    """Refuse what cannot become the folder; an empty one makes way."""
+    try:
+        if out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+    if out.exists():
+        raise UserError(f"--out {out}: exists and is not an empty folder; give a new one")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def tell(result: dict[str, Any]) -> str:
+    """Say what was written and how to serve it."""
+    lines = [
+        f"{result['out']}: {result['parameters'] / 1e6:.1f}M parameters, {result['dtype']}, "
+        f"{result['rows']} rows"
+    ]
+    if result["kept"] is not None:
+        lines.append(
+            f"the head, trimmed to {result['kept']:,} ids, is whole in the export: measure the "
+            "exported folder, engines draft the other ids too"
+        )
+    lines += [f"warning: {one}" for one in result["warnings"]]
+    for name, engine in result["serve"].items():
+        lines.append(f"{name} ({engine['rule']}):")
+        lines += [f"    {line}" for command in engine["commands"] for line in command.splitlines()]
+    return "\n".join(lines)

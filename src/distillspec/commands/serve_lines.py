@@ -1,0 +1,166 @@
+"""The lines that serve a pair in each engine, with the verification rule the engine then has.
+
+Flags as documented by the engines in 2026; every one of these engines renames some now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "openvino")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is served."""
+
+    target: str
+    """Folder or hub name of the target."""
+    draft: str
+    """Folder of the exported draft."""
+    gamma: int
+    """Drafted tokens per block."""
+    rule: str
+    """`ratio`, `argmax` or `exact-match`: how acceptance was promised."""
+    context: int | None
+    """Tokens both models have positions for."""
+    dtype: str
+    """Type of the draft's weights."""
+
+
+def serve_lines(pair: Pair) -> dict[str, dict[str, Any]]:
+    """Return, by engine, `commands` to run, the `rule` it verifies by, and `notes`."""
+    return {
+        "transformers": _transformers(pair),
+        "vllm": _vllm(pair),
+        "sglang": _sglang(pair),
+        "llama.cpp": _llama_cpp(pair),
+        "openvino": _openvino(pair),
+    }
+
+
+def _line(*words: object) -> str:
+    return shlex.join(map(str, words))
+
+
+def _transformers(pair: Pair) -> dict[str, Any]:
+    code = (
+        "from transformers import AutoModelForCausalLM\n"
+        f"target = AutoModelForCausalLM.from_pretrained({pair.target!r})\n"
+        f"draft = AutoModelForCausalLM.from_pretrained({pair.draft!r})\n"
+        "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
+    )
+    return {
+        "commands": [code],
+        "language": "python",
+        "rule": "ratio",
+        "notes": [
+            "Batch 1 only. γ and the threshold are read from the draft's generation_config.json: "
+            f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold."
+        ],
+    }
+
+
+def _vllm(pair: Pair) -> dict[str, Any]:
+    probabilistic = pair.rule == "ratio"
+    config = {
+        "method": "draft_model",
+        "model": pair.draft,
+        "num_speculative_tokens": pair.gamma,
+        "draft_sample_method": "probabilistic" if probabilistic else "greedy",
+    }
+    length = [] if pair.context is None else ["--max-model-len", pair.context]
+    words = ["vllm", "serve", pair.target, *length, "--speculative-config", json.dumps(config)]
+    notes = [
+        "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
+        "1 − TVD is not its acceptance.",
+        "Send temperature, top_p and top_k with every request: vLLM takes those of the target's "
+        "generation_config.json otherwise.",
+    ]
+    if pair.rule == "exact-match":
+        notes.append("vLLM has no exact-match rule; this line drafts greedily.")
+    return {
+        "commands": [_line(*words)],
+        "language": "sh",
+        "rule": "ratio" if probabilistic else "argmax",
+        "config": config,
+        "notes": notes,
+    }
+
+
+def _sglang(pair: Pair) -> dict[str, Any]:
+    words = [
+        "python", "-m", "sglang.launch_server", "--model-path", pair.target,
+        "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft,
+        "--speculative-num-steps", pair.gamma, "--speculative-eagle-topk", 1,
+        "--speculative-num-draft-tokens", pair.gamma + 1,
+    ]  # fmt: skip
+    return {
+        "commands": [_line(*words)],
+        "language": "sh",
+        "rule": "argmax",
+        "notes": ["num-draft-tokens counts the target's own token too: γ + 1 with topk 1."],
+    }
+
+
+def _llama_cpp(pair: Pair) -> dict[str, Any]:
+    outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[pair.dtype]
+    convert = "convert_hf_to_gguf.py"
+    length = [] if pair.context is None else ["-c", pair.context]
+    return {
+        "commands": [
+            _line("python", convert, pair.target, "--outtype", outtype, "--outfile", "target.gguf"),
+            _line("python", convert, pair.draft, "--outtype", outtype, "--outfile", "draft.gguf"),
+            _line(
+                "llama-server", "-m", "target.gguf", "-md", "draft.gguf", *length,
+                "--draft-max", pair.gamma, "--draft-min", 0, "--draft-p-min", 0,
+            ),
+        ],
+        "language": "sh",
+        "rule": "exact-match",
+        "notes": [
+            "convert_hf_to_gguf.py comes with llama.cpp's sources. A target given as a GGUF file "
+            "needs no conversion.",
+            "--draft-p-min 0: otherwise drafts end early where the draft is not sure.",
+        ],
+    }  # fmt: skip
+
+
+def _openvino(pair: Pair) -> dict[str, Any]:
+    weights = {"float32": "fp32", "bfloat16": "fp16", "float16": "fp16"}[pair.dtype]
+    export = ["optimum-cli", "export", "openvino", "--task", "text-generation-with-past"]
+    code = (
+        "import openvino_genai as ov\n"
+        "pipe = ov.LLMPipeline('target-ov', 'CPU', draft_model=ov.draft_model('draft-ov', 'CPU'))\n"
+        f"pipe.generate(prompt, num_assistant_tokens={pair.gamma}, max_new_tokens=64)"
+    )
+    return {
+        "commands": [
+            _line(*export, "--weight-format", weights, "--model", pair.target, "target-ov"),
+            _line(*export, "--weight-format", weights, "--model", pair.draft, "draft-ov"),
+        ],
+        "language": "sh",
+        "python": code,
+        "rule": "exact-match",
+        "notes": ["Audit its sampled outputs with a draft before relying on them (docs/audit.md)."],
+    }
+
+
+def as_markdown(pair: Pair, engines: dict[str, dict[str, Any]]) -> str:
+    """Write the lines as a page."""
+    parts = [
+        "# How to serve this pair\n",
+        f"Target `{pair.target}`, draft `{pair.draft}`, γ = {pair.gamma}.\n",
+    ]
+    for name, engine in engines.items():
+        parts.append(f"## {name}\n")
+        parts.append(f"Verification rule there: {engine['rule']}.\n")
+        parts.append(f"```{engine['language']}\n" + "\n".join(engine["commands"]) + "\n```\n")
+        if "python" in engine:
+            parts.append(f"```python\n{engine['python']}\n```\n")
+        parts += [f"- {note}" for note in engine["notes"]]
+        parts.append("")
+    return "\n".join(parts)

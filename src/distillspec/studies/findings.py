@@ -1,0 +1,158 @@
+"""From the rows of a study to a verdict: paired counts, differences with intervals, a judgement.
+
+A claim holds where every difference it is about lies above 0 with its whole interval, does not hold
+where one lies below 0 with its whole interval, and is undecided otherwise. Where nothing was run
+there is no verdict. Seeds of training are pooled by prompt: the intervals cover prompts, not seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from distillspec.studies.estimates import Estimate, ratio, ratio_difference
+
+Outcome = Literal["holds", "does not hold", "undecided", "not run"]
+Row = Mapping[str, Any]
+"""A row of results.jsonl."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What is known of one draft on the same target outputs, [prompts] each."""
+
+    lengths: NDArray[np.float64]
+    """Tokens."""
+    alpha_sums: NDArray[np.float64]
+    """Numerators of α."""
+    calls: NDArray[np.float64]
+    """Expected target calls at one γ."""
+
+    @property
+    def alpha(self) -> Estimate:
+        """The expected acceptance rate."""
+        return ratio(self.alpha_sums, self.lengths)
+
+    @property
+    def tau(self) -> Estimate:
+        """The block efficiency."""
+        return ratio(self.lengths, self.calls)
+
+    def alpha_above(self, other: Counts) -> Estimate:
+        """Estimate the paired difference in α, this minus the other."""
+        return ratio_difference((self.alpha_sums, other.alpha_sums), (self.lengths, other.lengths))
+
+    def tau_above(self, other: Counts) -> Estimate:
+        """Estimate the paired difference in τ, this minus the other."""
+        return ratio_difference((self.lengths, other.lengths), (self.calls, other.calls))
+
+
+def counts_of(row: Row, step: str, **labels: str) -> Counts | None:
+    """Return what a `measure` row says of the drafts of a step with some labels, pooled.
+
+    Returns:
+        None where it says nothing of such a draft.
+    """
+    keys = [
+        key
+        for key, source in row["sources"].items()
+        if source["step"] == step
+        and all(source["axes"].get(axis) == label for axis, label in labels.items())
+    ]
+    pooled: Counts | None = None
+    for key in keys:
+        mine = [one for one in row.get("examples", ()) if key in one["draft"]]
+        if mine:
+            names = ("tokens", "alpha_sum", "calls")
+            found = [np.array([one[name] for one in mine], dtype=np.float64) for name in names]
+            if pooled is not None:
+                found = [
+                    mine + theirs
+                    for mine, theirs in zip(
+                        found, (pooled.lengths, pooled.alpha_sums, pooled.calls), strict=True
+                    )
+                ]
+            pooled = Counts(*found)
+    return pooled
+
+
+def labels_of(row: Row, step: str, axis: str) -> list[str]:
+    """List the labels on an axis of the cells of a step that a row took something from."""
+    found = [
+        source["axes"][axis]
+        for source in row["sources"].values()
+        if source["step"] == step and axis in source["axes"]
+    ]
+    return list(dict.fromkeys(found))
+
+
+def measurements(row: Row) -> dict[str, Row]:
+    """Return the measurements in a `measure` row, by the title of the draft's cell."""
+    drafts = row["result"].get("drafts", [])
+    found = {}
+    for key, source in row["sources"].items():
+        for one in drafts:
+            if key in one["draft"]:
+                found[title(source)] = one
+    return found
+
+
+def title(cell: Row) -> str:
+    """Name a cell by its step and labels."""
+    return " ".join([cell["step"], *map(str, cell["axes"].values())])
+
+
+def evaluations(row: Row) -> list[tuple[int, float, Counts]]:
+    """Return a training row's evaluations: the step, the seconds trained, the counts."""
+    found = []
+    for one in row.get("evaluations", ()):
+        by = one["evaluation"]["by_prompt"]
+        names = ("lengths", "alpha_sums", "calls")
+        counts = Counts(*(np.array(by[name], dtype=np.float64) for name in names))
+        found.append((int(one["step"]), float(one["seconds"]), counts))
+    return found
+
+
+def outcome(differences: Sequence[Estimate]) -> Outcome:
+    """Judge a claim by the differences that it says are above 0."""
+    if not differences:
+        return "not run"
+    if any(one["high"] < 0 for one in differences):
+        return "does not hold"
+    return "holds" if all(one["low"] > 0 for one in differences) else "undecided"
+
+
+def tally(differences: Sequence[Estimate]) -> str:
+    """Say how many differences are above 0, below it, and open."""
+    above = sum(one["low"] > 0 for one in differences)
+    below = sum(one["high"] < 0 for one in differences)
+    return (
+        f"above 0 in {above} of {len(differences)}, below in {below}, open in "
+        f"{len(differences) - above - below}"
+    )
+
+
+def said(change: Estimate, digits: int = 3) -> str:
+    """Write a difference with its interval."""
+    value, low, high = (f"{change[key]:+.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Estimate:
+    """Estimate Spearman's rank correlation with a bootstrap interval over the pairs.
+
+    Raises:
+        ValueError: there are fewer than three pairs, or one side is constant.
+    """
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if len(x) != len(y) or len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        raise ValueError(f"no rank correlation of {len(x)} and {len(y)} values")
+    rows = np.random.default_rng(seed).integers(len(x), size=(1000, len(x)))
+    drawn = [float(spearmanr(x[i], y[i]).statistic) for i in rows if np.ptp(x[i]) and np.ptp(y[i])]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(value=float(spearmanr(x, y).statistic), low=float(low), high=float(high))

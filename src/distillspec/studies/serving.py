@@ -1,0 +1,180 @@
+"""What an engine did with a pair, held against what was promised of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillspec.math.rules import Rule
+from distillspec.models.protocol import LanguageModel
+from distillspec.studies.breakdown import calls
+from distillspec.studies.estimates import Estimate, estimate, ratio
+from distillspec.studies.outputs import Scores, TargetOutputs, score, teacher_forced
+
+FIT = 4.0
+"""|z| up to this is the luck of the draws: once in 16,000 by chance."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an engine wrote after one prompt, and how it got there."""
+
+    ids: Tensor
+    """1-D int64 ids, the stop token included."""
+    reason: str
+    """`stop` or `length`."""
+    calls: int
+    """Target passes that put out tokens, without those of `alone`."""
+    drafted: int
+    """Tokens the draft wrote."""
+    accepted: int
+    """Drafted tokens that the engine counts as accepted."""
+    seconds: float
+    """From question to answer."""
+    alone: int
+    """First tokens that came from reading the prompt, before anything was drafted."""
+    blocks: tuple[int, ...] | None
+    """Tokens of every target pass; None where the engine does not tell."""
+
+
+class RuleFit(TypedDict):
+    """How the engine's counts fit one rule on the engine's own outputs."""
+
+    rule: str
+    tau_expected: Estimate
+    z: float | None
+    fits: bool
+
+
+class Served(TypedDict):
+    """Promised against served."""
+
+    rule: str
+    gamma: int
+    prompts: int
+    tokens: int
+    alpha_promised: Estimate
+    tau_promised: Estimate
+    tau_served: Estimate
+    drafted_per_call: float
+    rules: list[RuleFit]
+    fits: bool
+    overlaps: bool
+
+
+def held_against(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Sequence[Tensor],
+    answered: Sequence[Answered],
+    promised: TargetOutputs,
+    rules: Mapping[str, Rule],
+    *,
+    rule: str,
+    gamma: int,
+    batch_size: int,
+) -> Served:
+    """Hold an engine's counts against the exact forecast.
+
+    Twice: on the engine's own outputs, where nothing but the draws is left to chance, and on the
+    target's own outputs to the same prompts, which is what was promised.
+
+    Args:
+        target: The large model.
+        draft: The draft as exported.
+        prompts: What was asked.
+        answered: What the engine did.
+        promised: The target's own answers to the prompts.
+        rules: Rules that the engine may have, by name, the one it is said to have among them.
+        rule: The name of that one.
+        gamma: Drafted tokens per block.
+        batch_size: Rows per teacher-forced pass.
+    """
+    completions = [one.ids for one in answered]
+    states = teacher_forced(target, prompts, completions, batch_size=batch_size)
+    alone = [one.alone for one in answered]
+    counted = np.array([one.calls for one in answered], dtype=np.float64)
+    lengths = np.array([len(one.ids) - one.alone for one in answered], dtype=np.float64)
+    fits = []
+    for name, each in rules.items():
+        own = TargetOutputs(tuple(prompts), tuple(completions), states, each.sampling)
+        scores = _without(score(target, draft, own, each, batch_size=batch_size), alone)
+        mean, variance = calls(scores, gamma)
+        z = _z(float((counted - mean).sum()), float(variance.sum()))
+        fits.append(
+            RuleFit(
+                rule=name,
+                tau_expected=ratio(lengths, mean),
+                z=z,
+                fits=abs(z) <= FIT if z is not None else _nearly(counted, mean),
+            )
+        )
+    scores = score(target, draft, promised, rules[rule], batch_size=batch_size)
+    first = _without(scores, [alone[0]] * len(scores.ratios))
+    mean, _ = calls(first, gamma)
+    tau_promised, tau_served = ratio(first.lengths, mean), ratio(lengths, counted)
+    return Served(
+        rule=rule,
+        gamma=gamma,
+        prompts=len(prompts),
+        tokens=int(sum(len(ids) for ids in completions)),
+        alpha_promised=ratio(scores.alpha_sums, scores.lengths),
+        tau_promised=tau_promised,
+        tau_served=tau_served,
+        drafted_per_call=sum(one.drafted for one in answered) / max(1.0, counted.sum()),
+        rules=fits,
+        fits=next(one["fits"] for one in fits if one["rule"] == rule),
+        overlaps=overlap(tau_promised, tau_served),
+    )
+
+
+def overlap(one: Estimate, other: Estimate) -> bool:
+    """Say whether two intervals have a point in common."""
+    return one["low"] <= other["high"] and other["low"] <= one["high"]
+
+
+def rate(answered: Sequence[Answered]) -> Estimate:
+    """Estimate tokens per second, reading the prompts included."""
+    return ratio([len(one.ids) for one in answered], [one.seconds for one in answered])
+
+
+def speedup(plain: Sequence[Answered], drafted: Sequence[Answered]) -> Estimate:
+    """Estimate tokens per second with the draft over those without, paired by prompt."""
+    columns = [
+        (len(one.ids), one.seconds, len(other.ids), other.seconds)
+        for one, other in zip(plain, drafted, strict=True)
+    ]
+    return estimate(lambda s: (s[:, 2] / s[:, 3]) / (s[:, 0] / s[:, 1]), columns)
+
+
+def _without(scores: Scores, alone: Sequence[int]) -> Scores:
+    """Leave out the first tokens, which nothing was drafted for; one token stays at least."""
+    parts = [
+        ratios[min(n, len(ratios) - 1) :] if n else ratios
+        for ratios, n in zip(scores.ratios, alone, strict=True)
+    ]
+    return Scores(None, tuple(parts), None)
+
+
+def _z(difference: float, variance: float) -> float | None:
+    return difference / variance**0.5 if variance > 1e-9 else None
+
+
+def _nearly(counted: np.ndarray, mean: np.ndarray) -> bool:
+    """Without variance the counts must agree; near ties may move one call in twenty."""
+    return bool(abs(counted.sum() - mean.sum()) <= 0.05 * mean.sum())
+
+
+def long_enough(answered: Sequence[Answered]) -> list[int]:
+    """Return the indices of answers that have tokens beyond those that came alone."""
+    return [i for i, one in enumerate(answered) if len(one.ids) > one.alone]
+
+
+def same_greedy(own: Sequence[Tensor], other: Sequence[Tensor]) -> int:
+    """Count outputs that are the same, token for token."""
+    return sum(torch.equal(a, b) for a, b in zip(own, other, strict=True))

@@ -1,0 +1,191 @@
+"""`check-export`: transformers in this process, and a small server that counts as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+
+from distillspec.commands import engines
+from distillspec.commands.served import Server
+from distillspec.decoding import complete
+from distillspec.errors import UserError
+from distillspec.math.rules import MATCHED
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models import load
+from fake_server import FakeServer, Handler
+from verbs import WORDS, refused, run, saved, write_rows
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return saved(folder / "target"), saved(folder / "raw", noise=0.05)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    rows = [{"id": str(i), "prompt": " ".join(WORDS[i : i + 4])} for i in range(6)]
+    return write_rows(tmp_path_factory.mktemp("data") / "prompts.jsonl", rows)
+
+
+@pytest.fixture
+def draft(capsys, tmp_path, pair):
+    out = tmp_path / "draft"
+    code, _, _ = run(capsys, "export", pair[1], "--target", pair[0], "--out", out, "--gamma", 2)
+    assert code == 0
+    return out
+
+
+class Speculating(FakeServer):
+    """Decodes with a draft, and counts as vLLM: the first token comes from reading the prompt."""
+
+    def __init__(self, model, draft, *, gamma, rule="ratio", faulty=False):
+        super().__init__(model)
+        self.draft, self.gamma, self.rule, self.faulty = draft, gamma, rule, faulty
+        self.counts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+        self.RequestHandlerClass = Counting
+
+    def complete(self, body):
+        sampling = Sampling(
+            body["temperature"], None if body["top_k"] < 1 else body["top_k"], body["top_p"]
+        )
+        generator = torch.Generator().manual_seed(body["seed"])
+        prompt = torch.tensor(body["prompt"])
+        (first,) = complete(
+            self.model, None, [prompt], gamma=0, max_new_tokens=1, sampling=sampling,
+            generators=[generator],
+        )  # fmt: skip
+        ids, reason = list(first.ids), first.finish_reason
+        if reason == "length" and body["max_tokens"] > 1:
+            (rest,) = complete(
+                self.model,
+                self.draft,
+                [torch.cat([prompt, torch.tensor(first.ids)])],
+                gamma=self.gamma,
+                max_new_tokens=body["max_tokens"] - 1,
+                sampling=Sampling(0.3) if self.faulty else sampling,
+                draft_sampling=GREEDY if self.rule == "argmax" else None,
+                generators=[generator],
+                **({"proposal": MATCHED} if self.rule == "exact-match" else {}),
+            )
+            ids, reason = ids + list(rest.ids), rest.finish_reason
+            self.counts["drafts"] += rest.counts.target_calls
+            self.counts["draft_tokens"] += self.gamma * rest.counts.target_calls
+            self.counts["accepted_tokens"] += rest.counts.accepted
+        text = self.tokenizer.decode(ids)
+        choice = {"index": 0, "text": text, "finish_reason": reason, "token_ids": ids}
+        return {"object": "text_completion", "model": body["model"], "choices": [choice]}
+
+
+class Counting(Handler):
+    def do_GET(self):
+        if self.path != "/metrics":
+            return super().do_GET()
+        lines = ["# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts."]
+        for name, count in self.server.counts.items():
+            full = f"vllm:spec_decode_num_{name}"
+            lines.append(f'{full}_total{{engine="0",model_name="served"}} {float(count)}')
+            lines.append(f'{full}_created{{engine="0",model_name="served"}} 1.7e+09')
+            lines.append(f'{full}_per_pos_total{{engine="0",position="0"}} 9.0')
+        content = "\n".join(lines).encode()
+        self.start(200, len(content))
+        self.wfile.write(content)
+        return None
+
+
+def checked(capsys, pair, draft, prompts, *flags):
+    code, found, err = run(
+        capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
+        "--max-new-tokens", 24, *flags,
+    )  # fmt: skip
+    assert code in (0, 3), err
+    return code, found
+
+
+def served(capsys, pair, draft, prompts, *flags, **settings):
+    server = Speculating(load(pair[0]), load(str(draft)), **{"gamma": 2, **settings})
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        return checked(
+            capsys, pair, draft, prompts, "--engine", "vllm", "--url", server.url, "--model",
+            "served", *flags,
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_transformers_does_what_is_promised(capsys, pair, draft, prompts, temperature):
+    code, found = checked(capsys, pair, draft, prompts, "--temperature", temperature)
+    assert code == 0, found["unmet"]
+    assert found["rules"][0]["fits"]
+    assert found["tau_served"]["value"] > 1.1
+    assert found["drafted_per_call"] > 1.5
+    assert found["speedup"]["value"] > 0
+    assert not found["audit_plain"]["rejected"]
+    assert found["same_greedy"] == (6 if temperature == 0 else None)
+    if temperature == 0:
+        assert found["tau_served"] == found["rules"][0]["tau_expected"]
+
+
+def test_a_server_that_is_exact_passes(capsys, pair, draft, prompts):
+    code, found = served(capsys, pair, draft, prompts)
+    assert code == 0, found["unmet"]
+    assert found["rules"][0]["fits"]
+    assert found["drafted_per_call"] == 2
+
+
+def test_a_server_with_another_rule_is_told_by_its_counts(capsys, pair, draft, prompts):
+    code, found = served(capsys, pair, draft, prompts, rule="argmax")
+    assert code == 3
+    assert not found["fits"]
+    said = [cause for cause in found["causes"] if cause.startswith("rule")]
+    assert said
+    assert said[0].startswith("rule: the engine's counts are those of argmax")
+    code, found = served(capsys, pair, draft, prompts, "--rule", "argmax", rule="argmax")
+    assert code == 0, found["unmet"]
+
+
+def test_a_server_that_drafts_otherwise_or_samples_otherwise_is_caught(
+    capsys, pair, draft, prompts
+):
+    code, found = served(capsys, pair, draft, prompts, gamma=5)
+    assert code == 3
+    assert any(cause.startswith("γ: the engine drafts 5.00") for cause in found["causes"])
+    code, found = served(capsys, pair, draft, prompts, faulty=True)
+    assert code == 3
+    assert found["audit"]["rejected"]
+    assert any(cause.startswith("output law") for cause in found["causes"])
+
+
+def test_what_can_be_seen_before_is_named(capsys, tmp_path, pair, draft, prompts):
+    config = json.loads((draft / "config.json").read_text())
+    config["max_position_embeddings"] = 16
+    (draft / "config.json").write_text(json.dumps(config))
+    (draft / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    _, found = checked(capsys, pair, draft, prompts, "--temperature", 0)
+    said = " ".join(found["causes"])
+    assert "context length" in said
+    assert "chat template" in said
+
+
+def test_users_errors(capsys, pair, draft, prompts):
+    common = ("check-export", draft, "--target", pair[0], "--prompts", prompts)
+    assert "--url" in refused(capsys, *common, "--gamma", 2, "--engine", "vllm")
+    assert "--url" in refused(capsys, *common, "--gamma", 2, "--url", "http://127.0.0.1:9/v1")
+    assert "export it with --gamma 3" in refused(capsys, *common, "--gamma", 3)
+
+
+def test_a_server_without_counters_is_refused(pair):
+    server = FakeServer(load(pair[0]))
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        with pytest.raises(UserError, match="vLLM server with its metrics"):
+            engines.counters(Server(server.url, retries=0))
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,181 @@
+"""`export`: the folder loads without this package and says only what was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from distillspec.models import load, wrap
+from support import module, word_tokenizer
+from verbs import WORDS, refused, run, saved, write_rows
+
+PLAIN = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+found = {}
+for folder in sys.argv[1:]:
+    family = AutoModelForSeq2SeqLM if "t5" in folder else AutoModelForCausalLM
+    model = family.from_pretrained(folder).eval()
+    AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([[6, 9, 12, 7]])
+    extra = {"decoder_input_ids": ids} if "t5" in folder else {}
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    with torch.no_grad():
+        found[folder] = [model(input_ids=ids, **extra).logits.double().tolist(), tied]
+assert not any(name.startswith("distillspec") for name in sys.modules)
+print(json.dumps(found))
+"""
+
+
+def exported(capsys, draft, target, out, *flags):
+    code, found, err = run(
+        capsys, "export", draft, "--target", target, "--out", out, "--gamma", 3, *flags
+    )
+    assert code == 0, err
+    return found
+
+
+@torch.no_grad()
+def logits(hf, family):
+    ids = torch.tensor([[6, 9, 12, 7]])
+    extra = {"decoder_input_ids": ids} if family.startswith("t5") else {}
+    return hf(input_ids=ids, **extra).logits.double().tolist()
+
+
+def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
+    """Tied Llama and T5, in the same type and in another; a trimmed head comes back whole."""
+    expected = {}
+    for family in ("llama", "t5"):
+        target = saved(tmp_path / f"{family}-target", family)
+        draft = saved(tmp_path / f"{family}-draft", family, seed=1)
+        out = tmp_path / f"{family}-out"
+        found = exported(capsys, draft, target, out)
+        assert found["tied"]
+        assert found["dtype"] == "float32"
+        expected[str(out)] = [logits(load(draft).module, family), True]
+    half = tmp_path / "half"
+    exported(
+        capsys, tmp_path / "llama-draft", tmp_path / "llama-target", half, "--dtype", "bfloat16"
+    )
+    model = load(str(tmp_path / "llama-draft"), dtype=torch.bfloat16)
+    expected[str(half)] = [logits(model.module, "llama"), True]
+    trimmed, out = tmp_path / "trimmed", tmp_path / "whole"
+    rows = [{"prompt": " ".join(WORDS), "target": "w6 w7"}]
+    prompts = write_rows(tmp_path / "texts.jsonl", rows)
+    run(
+        capsys, "new-draft", "--target", tmp_path / "llama-target", "--layers", "0", "--out",
+        trimmed, "--keep-ids", 20, "--prompts", prompts,
+    )  # fmt: skip
+    found = exported(capsys, trimmed, tmp_path / "llama-target", out)
+    assert found["kept"] >= 20
+    assert not (out / "kept_ids.json").exists()
+    assert "trimmed to" in (out / "README.md").read_text()
+    found = subprocess.run(
+        [sys.executable, "-c", PLAIN, *expected, str(out)],
+        check=True, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    theirs = json.loads(found.stdout.splitlines()[-1])
+    whole, _ = theirs.pop(str(out))
+    assert theirs == expected
+    kept = load(str(trimmed)).kept
+    with torch.no_grad():
+        ours = load(str(trimmed)).module(input_ids=torch.tensor([[6, 9, 12, 7]])).logits
+    assert torch.allclose(torch.tensor(whole, dtype=torch.float64)[..., kept], ours.double())
+
+
+@pytest.mark.parametrize(("target_rows", "draft_rows"), [(64, 48), (48, 64)])
+def test_the_draft_gets_as_many_rows_as_the_target(capsys, tmp_path, target_rows, draft_rows):
+    for name, rows in (("target", target_rows), ("draft", draft_rows)):
+        wrap(module("llama", rows=rows), word_tokenizer(chat=True)).save(tmp_path / name)
+    out = tmp_path / "out"
+    found = exported(capsys, tmp_path / "draft", tmp_path / "target", out)
+    assert (found["rows"], found["rows_before"]) == (target_rows, draft_rows)
+    config = json.loads((out / "config.json").read_text())
+    assert config["vocab_size"] == target_rows
+    assert config["use_cache"] is True
+    assert config["tie_word_embeddings"] is True
+    assert (out / "chat_template.jinja").exists()
+    settings = json.loads((out / "generation_config.json").read_text())
+    assert settings["num_assistant_tokens"] == 3
+    assert settings["assistant_confidence_threshold"] == 0
+    ids = [torch.tensor([6, 9, 12]), torch.tensor([7])]
+    ours, theirs = load(str(tmp_path / "draft")), load(str(out))
+    states = [
+        model.open(ids).extend(torch.tensor([[12], [7]]), torch.tensor([1, 1]))
+        for model in (ours, theirs)
+    ]
+    assert torch.equal(ours.head(states[0]), theirs.head(states[1]))
+
+
+def test_the_card_says_what_was_measured_and_what_was_not(capsys, tmp_path):
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    exported(capsys, draft, target, tmp_path / "bare")
+    card = (tmp_path / "bare" / "README.md").read_text()
+    assert "no measurement" in card
+    assert "no training run" in card
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"w6 w{i}"} for i in range(7, 11)])
+    code, measured, _ = run(
+        capsys, "measure", "--target", target, "--draft", draft, "--prompts", prompts, "--gamma",
+        "1..2", "--max-new-tokens", 8, "--clock-prompts", 0, "--out", tmp_path / "run",
+        "--cost", "target=20,draft=2,overhead=1",
+    )  # fmt: skip
+    assert code == 0
+    code, found, _ = run(
+        capsys, "export", draft, "--target", target, "--out", tmp_path / "out", "--measured",
+        tmp_path / "run", "--engine", "vllm",
+    )  # fmt: skip
+    assert code == 0
+    assert found["gamma"] == measured["best_gamma"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"α {measured['alpha']['value']:.3f}" in card
+    assert "τ counted" in card
+    assert "not measured" in card
+    assert "command: `" in card
+    assert set(json.loads((tmp_path / "out" / "serve.json").read_text())) == {"vllm"}
+
+
+def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
+    target, draft = saved(tmp_path / "a target"), saved(tmp_path / "draft", noise=0.05)
+    found = exported(capsys, draft, target, tmp_path / "out", "--rule", "argmax")
+    serve = found["serve"]
+    assert set(serve) == {"transformers", "vllm", "sglang", "llama.cpp", "openvino"}
+    (line,) = serve["vllm"]["commands"]
+    assert f"vllm serve '{target}'" in line
+    config = json.loads(line.split("--speculative-config ")[1].strip("'"))
+    assert config == serve["vllm"]["config"]
+    assert config["method"] == "draft_model"
+    assert config["num_speculative_tokens"] == 3
+    assert config["draft_sample_method"] == "greedy"
+    assert "--speculative-num-draft-tokens 4" in serve["sglang"]["commands"][0]
+    assert "--draft-max 3" in serve["llama.cpp"]["commands"][-1]
+    page = (tmp_path / "out" / "serve.md").read_text()
+    assert all(f"## {name}" in page for name in serve)
+
+
+def test_users_errors_leave_nothing_behind(capsys, tmp_path):
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("x")
+    common = ("export", draft, "--target", target)
+    assert "not an empty folder" in refused(capsys, *common, "--out", full, "--gamma", 3)
+    assert [path.name for path in full.iterdir()] == ["mine"]
+    out = tmp_path / "out"
+    assert "--gamma is missing" in refused(capsys, *common, "--out", out)
+    assert "--gamma 0" in refused(capsys, *common, "--out", out, "--gamma", 0)
+    assert "vllm" in refused(capsys, *common, "--out", out, "--gamma", 3, "--engine", "vlm")
+    stray = tmp_path / "stray.json"
+    stray.write_text('{"alpha": 1}')
+    assert "no measurement" in refused(
+        capsys, *common, "--out", out, "--gamma", 3, "--measured", stray
+    )
+    wrap(module("llama", rows=60), word_tokenizer(60)).save(tmp_path / "other")
+    assert "do not share a tokenizer" in refused(
+        capsys, "export", tmp_path / "other", "--target", target, "--out", out, "--gamma", 3
+    )
+    assert not out.exists()
+    assert not list(tmp_path.glob("*.partial"))

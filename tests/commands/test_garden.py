@@ -1,0 +1,53 @@
+"""`garden` from the command line, on tiny models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from verbs import refused, run, saved, write_rows
+
+TASK = """
+description = "Say it."
+source = "Nobody."
+prompt = "{input}"
+metric = "bleu"
+max_output_tokens = 6
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    (tmp_path / "say.toml").write_text(TASK)
+    rows = [{"id": f"p{i}", "input": f"w{i} w9", "target": "w8 w7"} for i in range(7, 10)]
+    data = write_rows(tmp_path / "say.jsonl", rows)
+    return ("garden", "--task", tmp_path / "say.toml", "--data", data, "--out", tmp_path / "run")
+
+
+def test_a_garden_picks_for_two_budgets(capsys, tmp_path, task):
+    big, small = saved(tmp_path / "big"), saved(tmp_path / "small", noise=0.1)
+    ways = f"big={big},{small},both={big}+{small}"
+    code, found, _ = run(
+        capsys, *task, "--ways", ways, "--gamma", 2, "--max-latency", 100, "--min-quality", 101
+    )
+    assert code == 0
+    by = {one["way"]: one for one in found["points"]}
+    assert list(by) == ["big", small, "both"]
+    assert by["both"]["quality"] == by["big"]["quality"]  # greedy and lossless
+    assert by["both"]["tau"]["value"] > 1
+    assert [one["way"] is None for one in found["picks"]] == [False, True]
+    assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8")) == found
+    assert len((tmp_path / "run" / "outputs.jsonl").read_text("utf-8").splitlines()) == 9
+
+
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        ("big=m+", "expected NAME=MODEL"),
+        ("=m", "expected NAME=MODEL"),
+        ("a=m,a=m", "given twice"),
+    ],
+)
+def test_ways_that_cannot_be_are_refused(capsys, task, ways, said):
+    assert said in refused(capsys, *task, "--ways", ways)

@@ -1,0 +1,200 @@
+"""`study` and `new-model`: cells made once, gone on with, reported when they fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distillspec.models import load
+from verbs import WORDS, refused, run, write_rows
+
+FILE = """
+data:
+  train: train.jsonl
+  held: held.jsonl
+steps:
+  fresh:
+    verb: new-model
+    family: gpt2
+    prompts: $train
+    vocabulary: 300
+    heads: 2
+    context: 64
+    grid:
+      size: {big: {width: 16, depth: 2}, small: {width: 8, depth: 1}}
+  taught:
+    verb: sft
+    draft: $fresh
+    prompts: $train
+    steps: 2
+    batch_size: 4
+    optimizer: adamw
+  distilled:
+    verb: distill
+    target: $taught(size=big)
+    draft: $taught(size=small)
+    prompts: $train
+    held_out: $held
+    batch_size: 4
+    max_new_tokens: 6
+    steps: 2
+    grid:
+      recipe: [gkd, RECIPE]
+  measured:
+    verb: measure
+    target: $taught(size=big)
+    draft:
+    - $taught(size=small)
+    - $distilled(*)
+    prompts: $held
+    gamma: 3
+    clock_prompts: 0
+    max_new_tokens: 6
+    batch_sizes: 1
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    rows = [
+        {"prompt": f"{WORDS[i % 20]} {WORDS[(3 * i) % 20]} {i}", "target": " ".join(WORDS[:5])}
+        for i in range(16)
+    ]
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "train.jsonl", rows[:10])
+    write_rows(tmp_path / "data" / "held.jsonl", [{"prompt": row["prompt"]} for row in rows[10:]])
+    return tmp_path
+
+
+def arguments(place, action, text=FILE):
+    file = place / "tiny.yaml"
+    file.write_text(text)
+    return ("study", action, file, "--data", place / "data", "--out", place / "out")
+
+
+def stored(place):
+    return [json.loads(line) for line in (place / "out" / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_study_fails_in_one_cell_is_mended_and_goes_on(place, capsys, monkeypatch):
+    """One run with a cell that fails, one that mends it, one that finds nothing left to do."""
+    from distillspec.commands import new_draft, train
+
+    text = FILE.replace("RECIPE", "imitkd")
+    code, found, _ = run(capsys, *arguments(place, "status", text))
+    assert (code, found["done"], found["left"], found["failed"]) == (0, 0, 7, 0)
+    assert found["time_left"] == "7 cells left"
+
+    whole = train.run_distill
+
+    def broken(settings):
+        if settings.recipe == "imitkd":
+            raise ZeroDivisionError("by chance")
+        return whole(settings)
+
+    monkeypatch.setattr(train, "run_distill", broken)
+    code, found, err = run(capsys, *arguments(place, "run", text))
+    assert code == 3
+    assert (found["done"], found["failed"], found["blocked"]) == (5, 1, 1)
+    assert found["failures"] == {"distilled recipe=imitkd": "ZeroDivisionError: by chance"}
+    assert "measured: left out, as distilled recipe=imitkd failed" in " ".join(err.split())
+    assert "Traceback" in stored(place)[-1]["failed"]  # none of the user's: the trace is kept
+
+    monkeypatch.setattr(train, "run_distill", whole)
+    before = stored(place)
+    code, found, _ = run(capsys, *arguments(place, "run", text))
+    assert (code, found["done"], found["failed"]) == (0, 7, 0)
+    rows = stored(place)
+    assert rows[: len(before)] == before  # only ever added to
+    assert [row["step"] for row in rows[len(before) :]] == ["distilled", "measured"]
+
+    monkeypatch.setattr(new_draft, "make_way", None)  # whatever runs now would fail
+    code, found, _ = run(capsys, *arguments(place, "run", text))
+    assert (code, found["done"], found["time_left"]) == (0, 7, "0 cells left")
+    assert stored(place) == rows
+
+    last = rows[-1]
+    assert {source["step"] for source in last["sources"].values()} == {"taught", "distilled"}
+    assert last["result"]["drafts"][1]["alpha"]["low"] <= last["result"]["alpha"]["high"]
+    assert len(last["examples"]) == 3 * 6
+    assert set(last["versions"]) >= {"distillspec", "torch"}
+    assert str(place) not in json.dumps(rows)
+    evaluations = next(row for row in rows if row["step"] == "distilled")["evaluations"]
+    assert evaluations[0]["step"] == 0
+
+
+def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(place, capsys, monkeypatch):
+    from distillspec.commands import running
+
+    text = FILE.replace("RECIPE", "imitkd")[: FILE.index("  distilled:")]
+    loop = running._loop
+    seen = []
+
+    def cut(steps, draft, state, record, settings):
+        if not settings.resume and len(seen) == 1:
+            seen.append("cut")
+            next(steps)
+            return "interrupted"
+        seen.append(state.step)
+        return loop(steps, draft, state, record, settings)
+
+    monkeypatch.setattr(running, "_loop", cut)
+    code, _, err = run(capsys, *arguments(place, "run", text))
+    assert code == 130
+    assert err.strip().endswith("distillspec: interrupted")
+    code, found, _ = run(capsys, *arguments(place, "run", text))
+    assert (code, found["done"]) == (0, 4)
+    assert seen == [0, "cut", 1]  # the second began at the step that the first had saved
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("    vocabulary: 300\n", "    vocabulry: 300\n"), "did you mean 'vocabulary'"),
+        (("    steps: 2\n", "    steps: two\n"), "steps: 'two' is not a whole number"),
+        (("    steps: 2\n", "    steps: 2\n    out: here\n"), "the study sets it"),
+        (("draft: $fresh", "draft: $train"), "there is no such cell; expected one of: no axis"),
+        (("target: $taught(size=big)\n    draft:\n", "target: $m\n    draft:\n"), "no such name"),
+        (("held: held.jsonl", "held: hold.jsonl"), "give the folder it lies in as --data"),
+        (("verb: measure", "verb: demo"), "unknown verb 'demo'"),
+    ],
+)
+def test_a_study_file_is_checked_before_anything_runs(place, capsys, change, said):
+    text = FILE.replace("RECIPE", "imitkd").replace(*change, 1)
+    assert said in refused(capsys, *arguments(place, "run", text))
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_a_new_model_has_the_sizes_asked_for(place, capsys, family):
+    code, found, _ = run(
+        capsys, "new-model", "--family", family, "--out", place / "m", "--width", 16, "--depth", 2,
+        "--heads", 2, "--ff", 24, "--prompts", place / "data" / "train.jsonl", "--vocabulary", 270,
+    )  # fmt: skip
+    assert code == 0
+    model = load(found["out"])
+    assert found["vocabulary"] == model.vocabulary.size == 270
+    config = model.module.config
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 2, 2)
+    assert sum(p.numel() for p in model.parameters()) == found["parameters"]
+    text = "w6 w7, übel 中"
+    ids = model.tokenizer.prompt(text)
+    assert model.tokenizer.decode(ids.tolist()) == text
+    assert (ids[-1].item() in model.eos_ids) == (family == "t5")
+    again = place / "again"
+    run(
+        capsys, "new-model", "--family", family, "--out", again, "--width", 16, "--depth", 2,
+        "--heads", 2, "--ff", 24, "--tokenizer", found["out"],
+    )  # fmt: skip
+    same = load(again)
+    assert all((a == b).all() for a, b in zip(same.parameters(), model.parameters(), strict=True))
+
+
+def test_a_new_model_refuses_sizes_that_mean_nothing(place, capsys):
+    fixed = ("new-model", "--family", "gpt2", "--out", place / "m", "--depth", 1)
+    prompts = ("--prompts", place / "data" / "train.jsonl")
+    assert "multiple" in refused(capsys, *fixed, "--width", 10, "--heads", 3, *prompts)
+    assert "either --tokenizer" in refused(capsys, *fixed, "--width", 8, "--heads", 2)
+    short = (*fixed, "--width", 8, "--heads", 2, *prompts, "--vocabulary", 100)
+    assert "at least 258" in refused(capsys, *short)

@@ -1,0 +1,89 @@
+"""`tune` from the command line, on tiny models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from distillspec.commands import tune
+from distillspec.commands.settings import Distill
+from distillspec.settings import parse
+from verbs import WORDS, refused, run, saved, write_rows
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    rows = [
+        {"prompt": f"{WORDS[i]} {WORDS[(3 * i) % 24]}", "target": f"{WORDS[5]} {WORDS[6]} {i}"}
+        for i in range(24)
+    ]
+    return (
+        "tune", "--target", saved(tmp_path / "target"), "--draft",
+        saved(tmp_path / "draft", noise=0.2), "--prompts",
+        write_rows(tmp_path / "train.jsonl", rows[:16]), "--held-out",
+        write_rows(tmp_path / "held.jsonl", rows[16:]), "--out", tmp_path / "run",
+        "--max-new-tokens", 6, "--batch-size", 4,
+    )  # fmt: skip
+
+
+def test_a_search_ends_with_a_config_that_distill_takes(capsys, tmp_path, arguments, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tune, "moved", lambda now, rise: seen.append(list(now)) or True)
+    code, found, _ = run(
+        capsys, *arguments, "--minutes", 0.02, "--divergences", "forward_kl,path:3",
+        "--mixtures", "draft,fixed", "--learning-rates", "1e-9,3e-3",
+    )  # fmt: skip
+    assert code == 0
+    # A path cannot train on what is not the target's own; the rest are four, so three rungs.
+    assert len(found["left_out"]) == 4
+    assert all(name.startswith("path:3") for name in found["left_out"])
+    by = {one["name"]: one for one in found["candidates"]}
+    assert sorted(one["rungs"] for one in by.values()) == [1, 1, 2, 3, 3]
+    assert by["against"]["rungs"] == 3
+    assert [len(left) for left in seen] == [2, 1]
+    assert "0.003" in found["winner"]  # at 1e-9 nothing is learnt
+    assert found["prompts_choosing"] == found["prompts_judging"] == 4
+    seconds = {
+        rungs: [o["seconds"] for o in by.values() if o["rungs"] == rungs] for rungs in (1, 3)
+    }
+    assert min(seconds[3]) >= found["seconds_each"] == pytest.approx(4 * min(seconds[1]), rel=0.9)
+
+    config = tmp_path / "run" / "winner.yaml"
+    settings = parse(Distill, ["--config", str(config)], prog="distillspec distill").settings
+    assert settings.learning_rate == 3e-3
+    assert settings.divergence == "forward_kl"
+    assert settings.fixed + settings.on_policy == 1
+    assert yaml.safe_load(config.read_text("utf-8")) == found["config"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8")) == found
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 5 + 3 + 2
+
+
+def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
+    code, found, _ = run(
+        capsys, *arguments, "--minutes", 0.01, "--divergences", "forward_kl", "--mixtures",
+        "draft,fixed", "--learning-rates", "1e-9",
+    )  # fmt: skip
+    assert code == 0
+    assert found["stopped"] == "nothing moved"
+    # After the second rung two candidates are still there: it is the first that could move.
+    assert [one["rungs"] for one in found["candidates"]].count(2) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--minutes", 0), "expected more than 0"),
+        (("--minutes", 1, "--mixtures", "draft+drift"), "did you mean 'draft'"),
+        (("--minutes", 1, "--mixtures", "draft+draft"), "draft"),
+        (("--minutes", 1, "--divergences", "jsd"), "no candidate is left"),
+        (("--minutes", 1, "--extras", "clip"), "expected a recipe's flag"),
+        (("--minutes", 1, "--extras", "clap=1"), "did you mean 'clip'"),
+        (("--minutes", 1, "--extras", "resume=true"), "expected a recipe's flag"),
+        (("--minutes", 1, "--against", "imitkt"), "did you mean 'imitkd'"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(capsys, arguments, flags, said):
+    assert said in refused(capsys, *arguments, *flags)

@@ -1,0 +1,86 @@
+"""Products of a few rows: the same numbers in another order, and only where that is allowed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from distillspec.models import products
+from distillspec.models.products import FEW, multiplied, product
+
+
+@pytest.fixture
+def orders(monkeypatch):
+    """Record the row counts that went through W · xᵀ."""
+    seen = []
+    plain = torch.mm
+
+    def mm(weight, rows):
+        seen.append(rows.shape[1])
+        return plain(weight, rows)
+
+    monkeypatch.setattr(products.torch, "mm", mm)
+    return seen
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (63,), (64,), (2, 3), (4, 1), (3, 2, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_product_is_the_linear_layer(shape, bias, orders):
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 40, bias=bias)
+    inputs = torch.randn(*shape, 24)
+    with torch.no_grad():
+        found = product(layer, inputs)
+        wanted = linear(
+            inputs.double(), layer.weight.double(), layer.bias.double() if bias else None
+        )
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    assert found.shape == (*shape, 40)
+    assert found.is_contiguous()
+    rows = inputs.numel() // 24
+    assert orders == ([rows] if rows in FEW else [])
+
+
+def test_inputs_that_are_views_are_taken_as_they_stand():
+    torch.manual_seed(0)
+    weight, wide = torch.randn(40, 24), torch.randn(5, 48)
+    view = wide[:, ::2]
+    torch.testing.assert_close(multiplied(view, weight), linear(view, weight))
+
+
+def test_gradients_go_through_the_layer_itself(orders):
+    layer, inputs = nn.Linear(24, 40), torch.randn(8, 24)
+    product(layer, inputs).sum().backward()
+    assert layer.weight.grad is not None
+    assert orders == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_types_keep_their_order(dtype, orders):
+    layer, inputs = nn.Linear(24, 40, dtype=dtype), torch.randn(8, 24, dtype=dtype)
+    with torch.no_grad():
+        assert torch.equal(product(layer, inputs), layer(inputs))
+    assert orders == []
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_on_the_layer_is_obeyed(kind, orders):
+    calls = []
+    layer, inputs = nn.Linear(24, 40), torch.randn(8, 24)
+    getattr(layer, kind)(lambda *_: calls.append(kind))
+    with torch.no_grad():
+        product(layer, inputs)
+    assert calls == [kind]
+    assert orders == []
+
+
+def test_another_kind_of_layer_is_called():
+    class Doubled(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    layer, inputs = Doubled(24, 40), torch.randn(8, 24)
+    with torch.no_grad():
+        assert torch.equal(product(layer, inputs), layer(inputs))

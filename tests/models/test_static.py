@@ -1,0 +1,89 @@
+"""Passes of fixed shapes: compiled once for each, whole, and equal to the others.
+
+That sessions on them hold what they should is tested in `test_session.py`, with all the others.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from distillspec.decoding import complete
+from distillspec.errors import UserError
+from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.models import static
+from support import perturbed, tiny
+
+PROMPTS = [torch.tensor(ids) for ids in ([7], [8, 9, 10, 11, 12, 13, 14], [30, 31, 32, 33])]
+
+
+def decoded(target, draft, *, gamma, sampling, tokens=24):
+    return complete(
+        target,
+        draft,
+        PROMPTS,
+        gamma=gamma,
+        max_new_tokens=tokens,
+        sampling=sampling,
+        generators=[torch.Generator().manual_seed(i) for i in range(len(PROMPTS))],
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "sampled"])
+def test_outputs_are_those_of_growing_caches(family, sampling):
+    target = tiny(family)
+    draft = perturbed(target, 0.05)
+    plain = decoded(target, draft, gamma=3, sampling=sampling)
+    fixed = [model.static(lambda forward: forward) for model in (target, draft)]
+    assert [o.ids for o in decoded(*fixed, gamma=3, sampling=sampling)] == [o.ids for o in plain]
+    assert any(0 < o.counts.accepted < o.counts.judged for o in plain)
+
+
+def test_a_pass_is_compiled_once_for_each_shape(monkeypatch):
+    """Rows finish, accept different numbers and outgrow their buffers; shapes stay few."""
+    monkeypatch.setattr(static, "COLUMNS", 32)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiler = partial(torch.compile, backend=counter, dynamic=False, fullgraph=True)
+    target = tiny("llama")
+    draft = perturbed(target, 0.05)
+    plain = decoded(target, draft, gamma=2, sampling=GREEDY, tokens=40)
+    found = decoded(target.static(compiler), draft, gamma=2, sampling=GREEDY, tokens=40)
+    assert [o.ids for o in found] == [o.ids for o in plain]
+    blocks = max(o.counts.target_calls for o in found)
+    # 32 and 64 columns, 1 to 3 tokens near the end, batches of 4, 2 and 1: far fewer than blocks
+    assert 1 <= counter.frame_count <= 6 < blocks
+
+
+def test_buffers_shrink_when_rows_are_gone():
+    target = tiny("llama").static(lambda forward: forward)
+    session = target.open([torch.arange(4, 9)] * 5)
+    assert session.cache.size == 8
+    session.keep(torch.tensor([4, 1]))
+    assert session.cache.size == 2
+    assert session.cache.cache.layers[0].keys.shape[0] == 2
+
+
+def test_a_row_that_is_kept_twice_has_two_caches():
+    target = tiny("llama").static(lambda forward: forward)
+    session = target.open([torch.arange(4, 9)])
+    session.keep(torch.tensor([0, 0]))
+    states = session.extend(torch.tensor([[5, 6], [7, 8]]), torch.tensor([2, 2]))
+    for row, ids in enumerate(([5, 6], [7, 8])):
+        alone = target.open([torch.arange(4, 9)])
+        wanted = alone.extend(torch.tensor([ids]), torch.tensor([2]))
+        torch.testing.assert_close(states[row], wanted[0], rtol=1e-5, atol=1e-5)
+
+
+def test_windows_and_encoders_are_refused_by_name():
+    t5 = tiny("t5")
+    with pytest.raises(UserError, match="decoder-only"):
+        t5.static()
+    target = tiny("llama")
+    target.module.config.sliding_window = 4
+    with pytest.raises(UserError, match="window"):
+        target.static()

@@ -1,0 +1,57 @@
+"""The documentation keeps its word: its commands parse, its links lead somewhere, it builds."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distillspec import cli
+from distillspec.settings import parse
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the commands of a page's indented lines, but for those that leave something out."""
+    lines = page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    found = [line.strip() for line in lines if line.startswith("    distillspec ")]
+    return [shlex.split(line, comments=True)[1:] for line in found if "..." not in line]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_parses(page):
+    for name, *flags in commands(page):
+        if name != "VERB":
+            parse(cli.VERBS[name].settings, flags, prog=f"distillspec {name}")
+
+
+def test_there_are_commands_to_parse():
+    assert sum(len(commands(page)) for page in PAGES) >= 20
+
+
+def test_every_page_is_on_the_site():
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in listed, page
+
+
+def test_the_site_builds_with_every_link_whole(tmp_path):
+    """`strict` in mkdocs.yml makes a warning, such as a dead link, an error."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr
+    verbs = (tmp_path / "reference" / "cli" / "index.html").read_text(encoding="utf-8")
+    for verb in cli.VERBS:
+        assert f"distillspec {verb}" in verbs
