@@ -135,6 +135,10 @@ def test_rows_with_settings_are_what_they_are_alone():
         "stop": (0,),
     }
     together = complete(target, draft, prompts, generators=checks.seeded(4), **settings)
+    refilled = complete(
+        target, draft, prompts, generators=checks.seeded(4), batch_size=2, **settings
+    )
+    assert refilled == together
     assert {output.finish_reason for output in together} == {"stop"}
     for row, generator in enumerate(checks.seeded(4)):
         (alone,) = complete(target, draft, [prompts[row]], generators=[generator], **settings)
