@@ -198,3 +198,45 @@ def test_a_new_model_refuses_sizes_that_mean_nothing(place, capsys):
     assert "either --tokenizer" in refused(capsys, *fixed, "--width", 8, "--heads", 2)
     short = (*fixed, "--width", 8, "--heads", 2, *prompts, "--vocabulary", 100)
     assert "at least 258" in refused(capsys, *short)
+
+
+SCRIPT = """
+from distillspec.report.findings import Curve, Finding, curves, not_run
+from distillspec.report.reading import Interval
+
+
+def finding(results):
+    rows = results.of("fresh", size="small")
+    if not rows:
+        return not_run("2", "Small <b> is small.", "fresh")
+    x = tuple(float(row["result"]["width"]) for row in rows)
+    y = tuple(Interval(one, one - 1, one + 1) for one in x)
+    drawn = curves([Curve("a", x, y), Curve("b", x, y)], "width", "height")
+    head, rows = ("w",), (("8",),)
+    return Finding("1", "Small is small.", "holds", "8 < 16.", head, rows, drawn, "Theirs: 9.")
+"""
+
+
+def test_a_report_shows_what_the_scripts_say(place, capsys):
+    text = FILE.replace("RECIPE", "imitkd") + "findings: [one.py, two.py]\n"
+    (place / "one.py").write_text(SCRIPT)
+    (place / "two.py").write_text(SCRIPT.replace("small", "huge"))
+    assert "no results yet" in refused(capsys, *arguments(place, "report", text))
+    (place / "out").mkdir()
+    row = {"key": "a", "step": "fresh", "axes": {"size": "small"}, "result": {"width": 8}}
+    about = {"verb": "new-model", "versions": {"torch": "2"}, "code": None, "seconds": 3}
+    write_rows(place / "out" / "results.jsonl", [row | about])
+    code, found, _ = run(capsys, *arguments(place, "report", text))
+    assert code == 0
+    assert [one["outcome"] for one in found["findings"]] == ["holds", "not run"]
+    assert [one["said"] for one in found["findings"]][0] == "8 < 16."
+    page = (place / "out" / "report" / "index.html").read_text("utf-8")
+    assert found["report"].endswith("index.html")
+    for part in ("8 &lt; 16.", "Theirs: 9.", "Small &lt;b&gt; is huge.", "not run", "torch 2"):
+        assert part in page
+    assert page.count("<svg ") == 1  # of what was not run there is no figure
+    assert "http" not in page.replace("http://www.w3.org/", "")  # self-contained
+    names = {path.name for path in (place / "out" / "report").iterdir()}
+    assert names == {"index.html", "finding-1.svg", "finding-1.png"}
+    (place / "two.py").unlink()
+    assert "no such script" in refused(capsys, *arguments(place, "report", text))
