@@ -94,7 +94,7 @@ def _row(cell: Cell, planned: Planned, ended: Ended) -> dict[str, Any]:
         "seconds": ended.seconds,
         **ended.provenance,
     }
-    return row | ({"failed": ended.failed} if ended.failed is not None else ended.found)
+    return {**row, **({"failed": ended.failed} if ended.failed is not None else ended.found)}
 
 
 def _time_left(chosen: Sequence[Cell], planned: Planned, results: Results) -> str:

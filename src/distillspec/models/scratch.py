@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer as Rules
@@ -83,7 +83,9 @@ def train_tokenizer(
         rules.post_processor = processors.TemplateProcessing(
             single=f"$A {END}", special_tokens=[(END, 1)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=rules, pad_token=PAD, eos_token=END)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers types none
+        tokenizer_object=rules, pad_token=PAD, eos_token=END
+    )
 
 
 def new_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> TransformersModel:
@@ -159,6 +161,12 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
                 tie_word_embeddings=True,
             )
         )
+    special: dict[str, Any] = {  # which transformers takes, though its signature lacks some
+        "tie_word_embeddings": False,
+        "decoder_start_token_id": pad,
+        "eos_token_id": end,
+        "pad_token_id": pad,
+    }
     return T5ForConditionalGeneration(
         T5Config(
             vocab_size=rows,
@@ -170,10 +178,7 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
             # T5 v1.1: gated, and no dropout in training, as the paper's.
             feed_forward_proj="gated-gelu",
             dropout_rate=0.0,
-            tie_word_embeddings=False,
-            decoder_start_token_id=pad,
-            eos_token_id=end,
-            pad_token_id=pad,
+            **special,
         )
     )
 
