@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from distillspec.files import alone
 from distillspec.models import load
+from distillspec.studies.store import Run
 from verbs import WORDS, refused, run, write_rows
 
 FILE = """
@@ -146,6 +148,15 @@ def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(place, capsys, m
     code, found, _ = run(capsys, *arguments(place, "run", text))
     assert (code, found["done"]) == (0, 4)
     assert seen == [0, "cut", 1]  # the second began at the step that the first had saved
+
+
+def test_two_runs_in_one_folder_are_refused(place, capsys):
+    text = FILE.replace("RECIPE", "imitkd")
+    Run.create(place / "out", verb="study", config={}, seed=0, device="cpu")
+    with alone(place / "out" / "lock"):
+        assert "at work" in refused(capsys, *arguments(place, "run", text))
+    with alone(place / "out" / "lock") as free:
+        assert free
 
 
 @pytest.mark.parametrize(
