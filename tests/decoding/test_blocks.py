@@ -65,4 +65,5 @@ def test_collect_refuses_an_unfinished_run():
 
 
 def test_every_block_emits_what_it_counts():
+    """lucidrains/speculative-decoding#3: rejected tokens stayed in the output."""
     checks.check_counts()

@@ -24,7 +24,7 @@ BATCHED = [family for family in MADE if family not in ALONE]
 @cache
 def pair(family):
     target = family_model(family)
-    return target, perturbed(target, 0.04)
+    return target, perturbed(target, 0.1 if family in ("qwen3", "gemma3") else 0.04)
 
 
 def theirs(model, prompt):

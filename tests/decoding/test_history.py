@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import decoding_checks as checks
-from distillspec.decoding import complete, speculate
+from distillspec.decoding import complete, speculate, speculative
 from distillspec.errors import UserError
 from distillspec.math.processors import processors_of
 from distillspec.math.rules import MATCHED
@@ -82,7 +82,7 @@ def test_three_tokens_follow_the_enumerated_law_of_the_settings(name, gamma, rul
     sampling = Sampling(0.9, top_p=0.95, min_p=0.02)
     law = law_of(target, LAWS[name], sampling, 3)
     assert sum(law.values()) == pytest.approx(1)
-    count = 400
+    count = 300
     outputs = complete(
         target,
         draft,
@@ -135,6 +135,10 @@ def test_rows_with_settings_are_what_they_are_alone():
         "stop": (0,),
     }
     together = complete(target, draft, prompts, generators=checks.seeded(4), **settings)
+    refilled = complete(
+        target, draft, prompts, generators=checks.seeded(4), batch_size=2, **settings
+    )
+    assert refilled == together
     assert {output.finish_reason for output in together} == {"stop"}
     for row, generator in enumerate(checks.seeded(4)):
         (alone,) = complete(target, draft, [prompts[row]], generators=[generator], **settings)
@@ -151,16 +155,16 @@ def test_a_trimmed_draft_keeps_the_law_of_the_settings():
     outputs = complete(
         target,
         draft,
-        [PROMPT] * 300,
+        [PROMPT] * 150,
         gamma=2,
         max_new_tokens=3,
         sampling=Sampling(),
         processors=processors_of(**settings),
         stop=(1,),
-        generators=checks.seeded(300),
+        generators=checks.seeded(150),
     )
     assert sum(output.counts.accepted for output in outputs) == 0
-    assert checks.chi_square(Counter(o.ids for o in outputs), law, 300) > checks.ALARM
+    assert checks.chi_square(Counter(o.ids for o in outputs), law, 150) > checks.ALARM
 
 
 def test_settings_that_leave_nothing_to_say_are_an_error_only_where_something_is_said():
@@ -168,7 +172,7 @@ def test_settings_that_leave_nothing_to_say_are_an_error_only_where_something_is
     target = random_table(seed=4, order=1)
     settings = {"sampling": GREEDY, "processors": processors_of(no_repeat_ngram_size=1)}
     prompt = torch.tensor([1])
-    for gamma in (0, 3):
+    for gamma in (0, 5):
         (output,) = complete(
             target, target, [prompt], gamma=gamma, max_new_tokens=4, stop=(), **settings
         )
@@ -242,3 +246,14 @@ def test_vllm_6038_a_requests_seed_decides_its_sample_and_nothing_else():
     assert sample([2]) == [two]
     assert len(set(sample([1, 2], GREEDY))) == 1
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_first_of_two_endings_counts():
+    def cut(stop, told):
+        found = speculative._cut([7, 8, 9], 2, 20, frozenset(stop), told)
+        return found.ids, found.accepted, found.judged, found.finished
+
+    assert cut((9,), 2) == ((7, 8), 2, 2, "stop")
+    assert cut((7,), 2) == ((7,), 1, 1, "stop")
+    assert cut((), 3) == ((7, 8, 9), 2, 2, "stop")
+    assert cut((), None) == ((7, 8, 9), 2, 2, None)

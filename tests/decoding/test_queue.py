@@ -26,19 +26,22 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, top_p=0.95)], ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [*((family, Sampling(0.8, top_p=0.95)) for family in FAMILIES), ("llama", GREEDY)],
+    ids=[*FAMILIES, "llama, greedy"],
+)
 def test_rows_admitted_late_are_what_they_are_alone(family, sampling):
     target = checks.lively(family)
     draft = perturbed(target, 0.02)
-    settings = {"gamma": 3, "max_new_tokens": 12, "sampling": sampling, "stop": tuple(range(8))}
+    settings = {"gamma": 3, "max_new_tokens": 9, "sampling": sampling, "stop": tuple(range(8))}
     count = len(PROMPTS)
     alone = [
         complete(target, draft, [prompt], generators=[generator], **settings)[0]
         for prompt, generator in zip(PROMPTS, checks.seeded(count), strict=True)
     ]
     assert len({len(output.ids) for output in alone}) > 1
-    for size in (2, 5):
+    for size in (2, 4):
         refilled = complete(
             target, draft, PROMPTS, generators=checks.seeded(count), batch_size=size, **settings
         )
@@ -49,7 +52,7 @@ def test_tables_in_a_queue():
     checks.check_queue()
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     size=st.integers(1, 7),

@@ -14,10 +14,13 @@ from transformers import (
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
 )
 
 import decoding_checks as checks
 from distillspec.decoding import Counts, complete
+from distillspec.errors import UserError
 from distillspec.math.processors import process, processors_of
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.processors import adapt
@@ -147,6 +150,19 @@ def test_transformers_own_processors_adapted_are_what_they_are_there(family):
     # as values of our own
     values = processors_of(repetition_penalty=1.4, no_repeat_ngram_size=2)
     assert ours(target, draft, 3, values).ids == expected
+
+
+def test_a_processor_that_remembers_is_refused_by_name():
+    made = SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3,
+        keys=[1, 2],
+        sampling_table_size=16,
+        sampling_table_seed=0,
+        context_history_size=8,
+        device=torch.device("cpu"),
+    )
+    with pytest.raises(UserError, match="SynthIDTextWatermarkLogitsProcessor remembers"):
+        adapt([TemperatureLogitsWarper(0.5), made])
 
 
 SAMPLED = {

@@ -32,6 +32,8 @@ def family(request):
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("case", checks.LAW_CASES)
 def test_three_tokens_follow_the_enumerated_law(case, gamma):
+    """transformers#32867: a greedy draft judged by its softmax. vllm#9834: settings on one side
+    alone. transformers#28166: rows of the wrong position. mlx-lm#1709: exact match is lossless."""
     checks.check_law(case, gamma, count=4_000)
 
 
@@ -81,6 +83,7 @@ def test_a_stop_id_ends_a_row_wherever_it_falls(family):
 
 
 def test_a_real_batch_equals_its_rows_alone(family):
+    """mlx-vlm#1962, #2113, #1155: ragged rows that saw zeroed keys, and positions that drifted."""
     target, near, _ = family
     for sampling in (GREEDY, Sampling(0.8, top_p=0.95)):
         settings = {"gamma": 3, "max_new_tokens": 16, "sampling": sampling}
@@ -108,6 +111,7 @@ def test_a_hostile_draft_is_never_accepted():
 
 
 def test_an_unrelated_draft_is_accepted_as_often_as_it_should():
+    """transformers#28508: every drafted token was accepted."""
     checks.check_unrelated_draft()
 
 
@@ -150,6 +154,7 @@ def test_q_is_the_very_tensor_the_token_was_drawn_from():
 
 
 def test_q_is_wide_although_the_draft_is_not():
+    """DeepSpec#31: drawn through bfloat16, judged by float32."""
     target = tiny("llama")
     target.module.bfloat16()
     checks.check_q_is_drawn_from(target, perturbed(target, 0.05), PROMPTS[:2])
@@ -198,6 +203,7 @@ def test_lenience_accepts_more_and_its_identity_is_lossless():
 
 
 def test_a_lenient_step_follows_its_own_law():
+    """vllm-ascend#7807: a rule of its own with the acceptance and residual of another."""
     checks.check_lenient_law()
 
 

@@ -137,7 +137,7 @@ class TestLenienceValues:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_is_left_where_p_is_q(dtype):
-    """A rejection forced at p = q once gave nan; so did p and q one ulp apart."""
+    """jaymody/speculative-sampling#5: nan from a rejection at p = q; p and q one ulp apart too."""
     p = torch.tensor([0.2, 0.3, 0.5, 0.0], dtype=dtype)
     assert torch.equal(residual(p, p), p)
     below = torch.nextafter(p, torch.zeros_like(p))
@@ -236,7 +236,7 @@ def test_rows_do_not_depend_on_each_other(block):
 @exact
 @given(block=blocks())
 def test_inputs_are_bitwise_unchanged(block):
-    """Target probabilities were once edited in place before they were used again."""
+    """vllm-ascend#2881: target probabilities were edited in place before they were used again."""
     p, q, drafted, lengths, uniforms = block
     score = linear(0.5)(p)
     inputs = [p, q, drafted, lengths, uniforms, score]
@@ -303,6 +303,7 @@ def test_a_rejection_forced_where_p_is_q_up_to_rounding_draws_from_p():
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted():
+    """dflash#74: a draft that ignores the temperature is not the target at 0.7."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(50, 5, 20, generator=generator).softmax(-1)
     drafted = draw(p[:, :4], torch.rand(50, 4, generator=generator))

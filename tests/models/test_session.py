@@ -112,6 +112,8 @@ class Rows:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_random_ragged_rollbacks_equal_fresh_passes(model, seed):
+    """transformers#31166: cross-attention was cropped too. candle#899, keras-hub#2932: T5's
+    relative bias did not know where the cache ended."""
     generator = torch.Generator().manual_seed(seed)
     rows = Rows(model, PROMPTS)
     rows.extend([1, 3, 2], 3, generator)

@@ -105,7 +105,7 @@ def test_vllm_47616_ids_text_and_origin_end_at_one_boundary_wherever_a_string_en
                 continue
             stop = StopStrings(target.tokenizer, (string, "never said"))
             end = plainly(stop.strings, PROMPT.tolist(), list(path))
-            for gamma in (0, 5):
+            for gamma in (5,) if i % 3 else (0, 5):
                 blocks = list(
                     speculate(
                         target,
@@ -127,7 +127,7 @@ def test_vllm_47616_ids_text_and_origin_end_at_one_boundary_wherever_a_string_en
             last = len(blocks[-1].ids[0])
             offsets.add(last - 1)
             spans.add(last == 1 and len(string) == 2)
-        if i > 9:
+        if i > 8:
             break
     assert {0, 1, 2} <= offsets
     assert spans == {False, True}  # a string may span two blocks

@@ -48,6 +48,7 @@ def test_the_beginning_token_comes_exactly_once():
 
 
 def test_a_source_ends_once_and_other_prompts_never_end():
+    """trlx#422: a T5 source without its end token."""
     for template in ("$A", "$A </s>"):
         hf = with_special_tokens(template).hf
         assert Tokenizer(hf, encoder_decoder=True).prompt("w7 w8").tolist() == [7, 8, 1]

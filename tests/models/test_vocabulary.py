@@ -33,6 +33,7 @@ def test_equal_maps_pass_and_share_a_digest():
     ],
 )
 def test_different_maps_are_refused_with_an_example(target, draft, said):
+    """transformers#46936: different tokenizers were sent down a path for equal ones."""
     with pytest.raises(UserError, match=said) as caught:
         check_same(Vocabulary.of(target), Vocabulary.of(draft), names=("big", "small"))
     assert "big" in str(caught.value)
@@ -41,7 +42,11 @@ def test_different_maps_are_refused_with_an_example(target, draft, said):
 
 
 def test_padded_heads_on_both_sides_give_one_distribution_over_real_ids():
-    """Tokenizer 60, draft head 64, target head 72: the rows past the tokenizer mean nothing."""
+    """Tokenizer 60, draft head 64, target head 72: the rows past the tokenizer mean nothing.
+
+    vllm#7252, #5203, #10913, trl#2215: such shapes clashed. transformers#25729, #20043: ids beyond
+    the tokenizer were emitted.
+    """
     tokenizer = word_tokenizer(60)
     for family in ("llama", "gpt2", "t5"):
         for rows in (64, 72):

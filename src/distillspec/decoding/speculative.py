@@ -206,7 +206,7 @@ def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
     tokens = torch.stack([pending, *drafted], dim=1)  # [B, w+1]
     states = _states(state.target, tokens, [g + 1 for g in gammas])  # [B, w+1, H]
     logits = run.target.head(states)  # [B, w+1, V]
-    empty = None
+    empty: Tensor | None = None
     if run.processors:
         real = [g + 1 for g in gammas]
         logits, empty = process_block(run.processors, state.rows, logits, tokens[:, 1:], real)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -65,14 +66,11 @@ class SequenceBias:
     def __call__(self, logits: Tensor, prefix: Tensor, prompt_length: int) -> Tensor:
         """Return the logits with the biases of all sequences that the next token can complete."""
         added = torch.zeros_like(logits)
-        for lead in sorted({len(ids) - 1 for ids, _ in self.biases}):
-            if lead > len(prefix):
-                continue
-            group = [(ids, bias) for ids, bias in self.biases if len(ids) == lead + 1]
-            ids = torch.tensor([ids for ids, _ in group], device=logits.device)  # [n, lead + 1]
-            bias = torch.tensor([b for _, b in group], device=logits.device, dtype=logits.dtype)
-            begun = (ids[:, :-1] == prefix[len(prefix) - lead :]).all(-1)  # [n]
-            added.index_add_(0, ids[:, -1], torch.where(begun, bias, 0.0))
+        for ids, bias in _by_length(self.biases, logits.dtype, logits.device):
+            lead = ids.shape[1] - 1
+            if lead <= len(prefix):
+                begun = (ids[:, :-1] == prefix[len(prefix) - lead :]).all(-1)  # [n]
+                added.index_add_(0, ids[:, -1], torch.where(begun, bias, 0.0))
         return logits + added
 
 
@@ -90,9 +88,11 @@ class BadWords:
 
     def __call__(self, logits: Tensor, prefix: Tensor, prompt_length: int) -> Tensor:
         """Return the logits, −inf at every id that would complete a word."""
-        return SequenceBias(tuple((word, -math.inf) for word in self.words))(
-            logits, prefix, prompt_length
-        )
+        return self._bias(logits, prefix, prompt_length)
+
+    @cached_property
+    def _bias(self) -> SequenceBias:
+        return SequenceBias(tuple((word, -math.inf) for word in self.words))
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,19 @@ def process(
             row = processor(row, prefix, prompt_length)
         rows.append(row)
     return torch.stack(rows)
+
+
+@lru_cache(maxsize=32)  # lists of hundreds of words would be made anew at every position
+def _by_length(
+    biases: tuple[tuple[tuple[int, ...], float], ...], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Group sequences of one length: [n, length] ids with [n] biases each."""
+    groups = []
+    for length in sorted({len(ids) for ids, _ in biases}):
+        group = [(ids, bias) for ids, bias in biases if len(ids) == length]
+        ids = torch.tensor([ids for ids, _ in group], device=device)
+        groups.append((ids, torch.tensor([b for _, b in group], dtype=dtype, device=device)))
+    return tuple(groups)
 
 
 def check_processors(processors: Sequence[Processor], size: int) -> None:

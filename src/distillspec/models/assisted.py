@@ -107,7 +107,8 @@ def _config(target: TransformersModel, sampling: Sampling, limit: int) -> Genera
     sampled = sampling.temperature > 0
     pad = target.module.config.get_text_config(decoder=True).pad_token_id
     own = target.module.generation_config
-    config = GenerationConfig(
+    make: Any = GenerationConfig
+    config: GenerationConfig = make(
         max_new_tokens=limit,
         do_sample=sampled,
         eos_token_id=list(target.eos_ids),
@@ -129,10 +130,10 @@ def _counted() -> Iterator[_Count]:
     original = AssistedCandidateGenerator.update_candidate_strategy
 
     def watched(
-        self: AssistedCandidateGenerator, input_ids: Tensor, scores: Tensor, num_matches: int
+        self: AssistedCandidateGenerator, ids: torch.LongTensor, scores: Tensor, num_matches: int
     ) -> None:
         count.passes.append((int(scores.shape[1]) - 1, int(num_matches)))
-        original(self, input_ids, scores, num_matches)
+        original(self, ids, scores, num_matches)
 
     with patch.object(AssistedCandidateGenerator, "update_candidate_strategy", watched):
         yield count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ _UNREADABLE = (
     AttributeError,
     RuntimeError,
     SafetensorError,
+    UnpicklingError,
     struct.error,
 )
 """What transformers raises for files that are missing, damaged or of no known model."""
@@ -168,6 +171,7 @@ def find_place(path_or_name: str | Path) -> Place:
                 f"{name} is not a model: expected a folder with config.json, weights and "
                 "tokenizer, as save_pretrained writes it"
             )
+        _check_shards(path)
         return Place(name, str(path), None)
     if path.is_file() and path.suffix == ".gguf":
         lacking = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
@@ -184,6 +188,22 @@ def find_place(path_or_name: str | Path) -> Place:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise UserError(f"{name} does not exist: give a model folder, a .gguf file or a hub name")
     return Place(name, name, None)
+
+
+def _check_shards(folder: Path) -> None:
+    """Refuse an index of weights that leads out of its folder.
+
+    Raises:
+        UserError: naming the entry.
+    """
+    for file in folder.glob("*.index.json"):
+        try:
+            shards = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file}: damaged: {type(error).__name__}: {error}") from error
+        for shard in shards:
+            if Path(str(shard)).name != shard:
+                raise UserError(f"{file}: {shard!r} lies outside of the folder; it is not loaded")
 
 
 def read_config(place: Place) -> PreTrainedConfig:
