@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.commands.plan import STEPS, Planned, product_of, settings_of
+from distillspec.commands.resuming import CHECKPOINTS
 from distillspec.errors import UserError
 from distillspec.studies.grid import Cell
 from distillspec.studies.provenance import provenance
@@ -20,7 +21,6 @@ from distillspec.studies.store import EXAMPLES, METRICS, RECORD, read_rows
 
 CELLS = "cells"
 """The folder of cells, in the study's."""
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from distillspec.report.tables import Drawing, Table, table
 from distillspec.report.text import plain, visible
 from distillspec.studies.store import write_text
 
-ORDER = ("does not hold", "undecided", "holds", "not run")
-
 
 class Finding(NamedTuple):
     """What a study says of one claim."""
