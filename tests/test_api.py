@@ -212,6 +212,8 @@ def test_the_cost_of_a_loaded_pair_serves_the_optimum():
         ({"seed": [1]}, "1 seeds for 3 prompts; give one, or one per prompt"),
         ({"prompts": []}, "there are no prompts"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"stop": "END"}, "stop is 'END'; expected a list of ids and strings"),
+        ({"stop": 9}, "stop is 9; expected a list of ids and strings"),
         ({"draft_tokenizer": word_tokenizer(40)}, "w40"),
     ],
 )

@@ -267,6 +267,8 @@ def _stops(
     stop: Sequence[int | str] | None, target: TransformersModel
 ) -> tuple[list[int] | None, StopStrings | None]:
     """Tell ids and strings apart; None where there are none."""
+    if isinstance(stop, (str, int)):  # a text is a list of its characters, to Python
+        raise UserError(f"stop is {stop!r}; expected a list of ids and strings: stop=[{stop!r}]")
     ids = None if stop is None else [one for one in stop if not isinstance(one, str)]
     strings = tuple(one for one in stop or () if isinstance(one, str))
     if not strings:

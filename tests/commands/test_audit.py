@@ -112,6 +112,7 @@ def test_users_errors(capsys, tmp_path, target):
     assert "no answer to audit" in refused(capsys, "audit", target, file)
     assert "--level" in refused(capsys, "audit", target, file, "--level", 2)
     assert "--tolerance" in refused(capsys, "audit", target, file, "--tolerance", -1)
+    assert "--max-new-tokens 0" in refused(capsys, "audit", target, file, "--max-new-tokens", 0)
     row = {"prompt": "w6", "target_ids": [7, 8, 9]}
     file = write_rows(tmp_path / "blocks.jsonl", [{**row, "blocks": [1, 1]}])
     assert "add up" in refused(capsys, "audit", target, file)

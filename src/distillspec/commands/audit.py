@@ -29,6 +29,8 @@ from distillspec.tasks import Row
 def run(settings: Audit) -> dict[str, Any]:
     """Audit the outputs and return what `--json` prints."""
     at_least(1, settings, "batch_size")
+    if settings.max_new_tokens is not None:
+        at_least(1, settings, "max_new_tokens")
     if not 0 < settings.level < 1:
         raise UserError(f"--level {settings.level:g}: expected a number between 0 and 1")
     if settings.tolerance < 0:
