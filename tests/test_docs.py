@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Return the commands of a page's indented lines, but for those that leave something out or to a file."""
+    """Return the commands of a page, but for those that leave something out, or to a file."""
     lines = page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     found = [line.strip() for line in lines if line.startswith("    distillspec ")]
     whole = [line for line in found if "..." not in line and "--config" not in line]

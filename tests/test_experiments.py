@@ -91,7 +91,8 @@ def test_a_script_is_short_and_says_nothing_without_data(script):
     assert found.rows == ()
     assert found.sentence.startswith("Not run")
     assert found.number == str(int(script.name[1:3]))
-    assert script.name in (EXPERIMENTS / "small.yaml").read_text("utf-8")
+    files = [EXPERIMENTS / "small.yaml", EXPERIMENTS / "tune.yaml"]
+    assert any(script.name in file.read_text("utf-8") for file in files)
 
 
 def test_recipes_are_held_against_one_another():
@@ -119,6 +120,8 @@ def training(recipe, calls, **axes):
 def test_training_is_compared_after_equal_time():
     rows = [training("gkd", 4.0, task="t"), training("supervised_kd", 4.5, task="t")]
     assert finding("f02", rows).outcome == "holds"
+    rows.append(training("seqkd", 3.9, task="t"))
+    assert finding("f02", rows).outcome == "does not hold"  # every other recipe counts
     assert finding("f02", [rows[0]]).outcome == "not run"  # nothing to hold it against
     rows = [training("gkd", 4.5, task="t"), training("supervised_kd", 4.0, task="t")]
     assert finding("f02", rows).outcome == "does not hold"
@@ -190,6 +193,14 @@ def test_gardens_are_read():
     rows = [measured(drafts, step="grid-measured", name="grid"),
             row("draft-quality", result={"points": points})]  # fmt: skip
     assert finding("f06", rows).outcome == "does not hold"  # the two go together exactly
+
+
+def test_a_search_is_read():
+    one = {"name": "a", "rungs": 1, "tau": at(2.0), "below_winner": at(0.1)}
+    result = {"winner": "b", "against": "imitkd", "tau_difference": at(0.2), "candidates": [one]}
+    found = finding("f15", [row("tuned", axes={"task": "t"}, result=result)])
+    assert found.outcome == "holds"
+    assert "t: b over imitkd +0.200" in found.sentence
 
 
 def test_bounds_are_read():

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -27,6 +34,25 @@ def write_whole(path: Path, content: bytes) -> Path:
         raise
     flush(path.parent)
     return path
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Hold a lock file while work runs; yield whether it was free.
+
+    The operating system frees it when the process ends, however it ends. Where there are no such
+    locks (Windows) it is always free.
+    """
+    if fcntl is None:
+        yield True
+        return
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def flush(path: Path) -> None:

@@ -72,6 +72,10 @@ def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
     )  # fmt: skip
     found = exported(capsys, trimmed, tmp_path / "llama-target", out)
     assert found["kept"] >= 20
+    assert 0 < found["dropped_mass"] < 1
+    assert any("trimming left out" in one for one in found["warnings"]) == (
+        found["dropped_mass"] > 0.02
+    )
     assert not (out / "kept_ids.json").exists()
     assert "trimmed to" in (out / "README.md").read_text()
     found = subprocess.run(
@@ -84,7 +88,10 @@ def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
     kept = load(str(trimmed)).kept
     with torch.no_grad():
         ours = load(str(trimmed)).module(input_ids=torch.tensor([[6, 9, 12, 7]])).logits
-    assert torch.allclose(torch.tensor(whole, dtype=torch.float64)[..., kept], ours.double())
+    whole = torch.tensor(whole, dtype=torch.float64)
+    assert torch.allclose(whole[..., kept], ours.double())
+    dropped = torch.ones(48, dtype=torch.bool).index_fill(0, kept, False)
+    assert bool((whole[..., dropped] == 0).all())  # and not what they were before training
 
 
 @pytest.mark.parametrize(("target_rows", "draft_rows"), [(64, 48), (48, 64)])

@@ -30,7 +30,7 @@ def arguments(tmp_path):
 
 def test_a_search_ends_with_a_config_that_distill_takes(capsys, tmp_path, arguments, monkeypatch):
     seen = []
-    monkeypatch.setattr(tune, "moved", lambda now, rise: seen.append(list(now)) or True)
+    monkeypatch.setattr(tune, "moved", lambda rises: seen.append(list(rises)) or True)
     code, found, _ = run(
         capsys, *arguments, "--minutes", 0.02, "--divergences", "forward_kl,path:3",
         "--mixtures", "draft,fixed", "--learning-rates", "1e-9,3e-3",

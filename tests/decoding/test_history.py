@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import decoding_checks as checks
-from distillspec.decoding import complete, speculate
+from distillspec.decoding import complete, speculate, speculative
 from distillspec.errors import UserError
 from distillspec.math.processors import processors_of
 from distillspec.math.rules import MATCHED
@@ -172,7 +172,7 @@ def test_settings_that_leave_nothing_to_say_are_an_error_only_where_something_is
     target = random_table(seed=4, order=1)
     settings = {"sampling": GREEDY, "processors": processors_of(no_repeat_ngram_size=1)}
     prompt = torch.tensor([1])
-    for gamma in (0, 3):
+    for gamma in (0, 5):
         (output,) = complete(
             target, target, [prompt], gamma=gamma, max_new_tokens=4, stop=(), **settings
         )
@@ -246,3 +246,14 @@ def test_vllm_6038_a_requests_seed_decides_its_sample_and_nothing_else():
     assert sample([2]) == [two]
     assert len(set(sample([1, 2], GREEDY))) == 1
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_first_of_two_endings_counts():
+    def cut(stop, told):
+        found = speculative._cut([7, 8, 9], 2, 20, frozenset(stop), told)
+        return found.ids, found.accepted, found.judged, found.finished
+
+    assert cut((9,), 2) == ((7, 8), 2, 2, "stop")
+    assert cut((7,), 2) == ((7,), 1, 1, "stop")
+    assert cut((), 3) == ((7, 8, 9), 2, 2, "stop")
+    assert cut((), None) == ((7, 8, 9), 2, 2, None)

@@ -176,7 +176,7 @@ def test_a_key_changes_with_content_alone(tmp_path):
 
 
 def test_states_and_the_time_that_cells_took(tmp_path):
-    found = cells(study(tmp_path, FILE[: FILE.index("  seen:")]))
+    found = cells(study(tmp_path, FILE[: FILE.index("  best:")]))
     key = {cell: cell.title for cell in found}
     rows = [
         {"key": "base size=small", "step": "base", "verb": "make", "seconds": 4.0, "result": {}},
@@ -188,5 +188,7 @@ def test_states_and_the_time_that_cells_took(tmp_path):
     assert by_title["base size=large"] == "failed"
     assert by_title["tuned recipe=gkd seed=0 size=small"] == "left"
     assert by_title["tuned recipe=gkd seed=0 size=large"] == "blocked"
+    assert by_title["seen seed=0 size=large"] == "blocked"  # by what is itself blocked
+    assert by_title["seen seed=0 size=small"] == "left"
     assert foreseen(found[1], results) == 4.0  # a failed cell tells no time
     assert foreseen(found[2], results) is None

@@ -14,7 +14,7 @@ from distillspec.commands.serve_lines import ENGINES, Pair, as_markdown, serve_l
 from distillspec.commands.serving_settings import Export
 from distillspec.errors import UserError, nearest
 from distillspec.models import load
-from distillspec.models.exporting import export_draft, shape_of, target_tokenizer
+from distillspec.models.exporting import MOST_DROPPED, export_draft, shape_of, target_tokenizer
 from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
 from distillspec.training import checkpoint
@@ -43,9 +43,7 @@ def run(settings: Export) -> dict[str, Any]:
     )
     warnings = _warnings(draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
     own = shape_of(settings.draft)
-    check_kinds(
-        shape.encoder_decoder, own.encoder_decoder, names=(settings.target, settings.draft)
-    )
+    check_kinds(shape.encoder_decoder, own.encoder_decoder, names=(settings.target, settings.draft))
     if own.context is not None and own.context < (shape.context or own.context + 1):
         warnings.append(
             f"the draft has positions for {own.context} tokens, fewer than the target: past them "
@@ -76,6 +74,11 @@ def run(settings: Export) -> dict[str, Any]:
         _write(partial / "serve.json", json.dumps(chosen, indent=2, ensure_ascii=False) + "\n")
         text = card(settings.target, settings.draft, gamma, exported, measured, trained)
         _write(partial / "README.md", text)
+    if exported.dropped_mass is not None and exported.dropped_mass > MOST_DROPPED:
+        warnings.append(
+            f"the whole head gives {exported.dropped_mass:.2f} of the probability to ids that "
+            "trimming left out, and as much is lost of acceptance: export a draft with a whole head"
+        )
     return {
         "out": str(settings.out),
         "gamma": gamma,
@@ -131,8 +134,8 @@ def tell(result: dict[str, Any]) -> str:
     ]
     if result["kept"] is not None:
         lines.append(
-            f"the head, trimmed to {result['kept']:,} ids, is whole in the export: measure the "
-            "exported folder, engines draft the other ids too"
+            f"the head, trimmed to {result['kept']:,} ids, is whole; the others have "
+            f"{result['dropped_mass']:.2g} of the probability"
         )
     lines += [f"warning: {one}" for one in result["warnings"]]
     for name, engine in result["serve"].items():

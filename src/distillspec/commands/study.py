@@ -14,10 +14,13 @@ from distillspec.commands.study_cost import costs, line_of
 from distillspec.commands.study_report import draw, verdicts
 from distillspec.commands.study_settings import Study
 from distillspec.errors import UserError, nearest
+from distillspec.files import alone
 from distillspec.studies.grid import Cell
 from distillspec.studies.results import RESULTS, Results, State, foreseen, states
 from distillspec.studies.store import Run
 
+LOCK = "lock"
+"""The file in the study's folder that one run holds."""
 _STATES: tuple[State, ...] = ("done", "left", "failed", "blocked")
 
 
@@ -27,7 +30,11 @@ def run(settings: Study) -> dict[str, Any]:
     planned = plan(settings.file, settings.data)
     chosen = _chosen(planned, settings.steps)
     if settings.action == "run":
-        _run(settings, planned, chosen, out)
+        store = _store(settings, out)
+        with alone(out / LOCK) as free:
+            if not free:
+                raise UserError(f"{out}: another `study run` is at work there; wait for it")
+            _run(store, planned, chosen, out)
     found = _status(planned, chosen, out)
     if settings.action == "cost":
         found["cost"] = costs(planned)
@@ -51,9 +58,8 @@ def _chosen(planned: Planned, steps: Sequence[str]) -> list[Cell]:
     return [cell for cell in planned.keys if cell in wanted]
 
 
-def _run(settings: Study, planned: Planned, chosen: Sequence[Cell], out: Path) -> None:
-    """Make every cell whose result is not there; cells of equal content are made once."""
-    store = Run.create(
+def _store(settings: Study, out: Path) -> Run:
+    return Run.create(
         out,
         verb="study",
         config={"file": settings.file.name, "data": settings.data.name},
@@ -61,6 +67,10 @@ def _run(settings: Study, planned: Planned, chosen: Sequence[Cell], out: Path) -
         device="each cell's own",
         exists="continue",
     )
+
+
+def _run(store: Run, planned: Planned, chosen: Sequence[Cell], out: Path) -> None:
+    """Make every cell whose result is not there; cells of equal content are made once."""
     failed: set[str] = set()
     for number, cell in enumerate(chosen, start=1):
         results = Results.read(out / RESULTS)

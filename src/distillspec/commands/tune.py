@@ -89,11 +89,11 @@ def run(settings: Tune) -> dict[str, Any]:
         if not left or AGAINST in failed:
             lost = ", ".join(f"{name}: {why}" for name, why in failed.items())
             raise UserError(f"nothing is left to compare; {lost}")
-        if before is not None:
-            changes = {name: _half(runners[name], 0).tau_change(before) for name in left}
-            if not moved(left, changes.__getitem__):
-                stopped = "nothing moved"
-                break
+        if before is not None and not moved(
+            {name: _half(runners[name], 0).tau_change(before) for name in left}
+        ):
+            stopped = "nothing moved"
+            break
         if len(left) > 1 and rung + 1 < rungs(len(named)):
             better = better_half({name: _half(runners[name], 0).tau["value"] for name in left})
             for name in set(left) - set(better):

@@ -2,6 +2,10 @@
 
 What our own loader knows and others do not is undone here: a trimmed head becomes whole, adapters
 are merged, rows are added or cut so that both models of a pair have as many.
+
+The rows that trimming left out cannot stay what they were: nothing trained them, the states have
+moved on, and they take most of the mass (0.72 of it on a draft distilled for an hour, docs/log.md).
+They become 0: a logit of 0 stands far below those of trained rows (0.004 of the mass there).
 """
 
 from __future__ import annotations
@@ -21,6 +25,14 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.models.loading import find_place, load_tokenizer, read_config
 from distillspec.models.quiet import quiet
 from distillspec.models.text import Tokenizer
+
+PROBE = (
+    "Explain what this function does: def add(a, b): return a + b. It takes two numbers and "
+    "returns their sum, so add(2, 3) is 5."
+)
+"""A short text to try a head on."""
+MOST_DROPPED = 0.02
+"""A head that gives more than this to ids left out is warned of."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,9 @@ class Exported:
     """Ids of the trimmed head it came from; None for a whole one."""
     dtype: str
     """Type of its weights."""
+    dropped_mass: float | None
+    """Mean probability that the whole head gives to ids that trimming left out, over the tokens of
+    a short text; None for a head that was whole."""
     tied: bool
     """Whether output and input embedding are one tensor."""
     parameters: int
@@ -105,6 +120,7 @@ def export_draft(
             "config and its tokenizer do not fit each other"
         )
     module = _plain(draft, dtype)
+    _silence(module, draft)
     before = _rows(module)
     _resize(module, shape.rows)
     module.config.use_cache = shape.use_cache
@@ -124,6 +140,7 @@ def export_draft(
         rows=shape.rows,
         rows_before=before,
         kept=None if draft.kept is None else len(draft.kept),
+        dropped_mass=_dropped_mass(module, draft, tokenizer),
         dtype=str(module.dtype).removeprefix("torch."),
         tied=_tied(module),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -147,6 +164,35 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         parameter.data = parameter.data.clone()
     module.train(False)
     return module
+
+
+@torch.no_grad()
+def _silence(module: PreTrainedModel, draft: TransformersModel) -> None:
+    """Keep the ids that trimming left out from being drafted, as far as a plain head can."""
+    if draft.kept is None:
+        return
+    head = _tables(module)[1]
+    if _tied(module):
+        raise UserError(
+            f"{draft.name}: its head is trimmed and loads tied to its embedding, so that no plain "
+            "folder can leave ids out; export a draft with a whole head"
+        )
+    dropped = torch.ones(len(head.get_parameter("weight")), dtype=torch.bool)
+    dropped[draft.kept.cpu()] = False
+    head.get_parameter("weight")[dropped] = 0
+    if isinstance(getattr(head, "bias", None), nn.Parameter):
+        head.get_parameter("bias")[dropped] = -1e4
+
+
+@torch.no_grad()
+def _dropped_mass(
+    module: PreTrainedModel, draft: TransformersModel, tokenizer: Tokenizer
+) -> float | None:
+    if draft.kept is None:
+        return None
+    ids = tokenizer.prompt(PROBE)[None]
+    p = _logits(module, ids).float().softmax(-1)
+    return float(1 - p[..., draft.kept.cpu()].sum(-1).mean().clamp(0, 1))
 
 
 def _tables(module: PreTrainedModel) -> tuple[nn.Module, nn.Module]:

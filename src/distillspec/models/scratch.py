@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer as Rules
@@ -85,9 +85,8 @@ def train_tokenizer(
         rules.post_processor = processors.TemplateProcessing(
             single=f"$A {END}", special_tokens=[(END, 1)]
         )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers types none
-        tokenizer_object=rules, pad_token=PAD, eos_token=END
-    )
+    make: Callable[..., PreTrainedTokenizerFast] = PreTrainedTokenizerFast
+    return make(tokenizer_object=rules, pad_token=PAD, eos_token=END)
 
 
 def new_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> TransformersModel:
@@ -170,14 +169,9 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
                 tie_word_embeddings=True,
             )
         )
-    special: dict[str, Any] = {  # which transformers takes, though its signature lacks some
-        "tie_word_embeddings": False,
-        "decoder_start_token_id": pad,
-        "eos_token_id": end,
-        "pad_token_id": pad,
-    }
+    make: Callable[..., T5Config] = T5Config  # its base's settings are not in its signature
     return T5ForConditionalGeneration(
-        T5Config(
+        make(
             vocab_size=rows,
             d_model=sizes.width,
             d_kv=sizes.width // sizes.heads,
@@ -187,7 +181,10 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
             # T5 v1.1: gated, and no dropout in training, as the paper's.
             feed_forward_proj="gated-gelu",
             dropout_rate=0.0,
-            **special,
+            tie_word_embeddings=False,
+            decoder_start_token_id=pad,
+            eos_token_id=end,
+            pad_token_id=pad,
         )
     )
 

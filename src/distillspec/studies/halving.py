@@ -7,7 +7,7 @@ goes on. So the candidates of a rung are always compared after equal seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
 from distillspec.studies.estimates import Estimate
@@ -44,11 +44,10 @@ def better_half(values: Mapping[C, float]) -> list[C]:
     return order[: (len(order) + 1) // 2]
 
 
-def moved(now: Sequence[C], rise: Callable[[C], Estimate]) -> bool:
-    """Tell whether one of the candidates has risen beyond chance since the rung before.
+def moved(rises: Mapping[C, Estimate]) -> bool:
+    """Tell whether a candidate has risen beyond chance over the best of the rung before.
 
     Args:
-        now: Those that went on.
-        rise: The paired difference of one to the best of the rung before.
+        rises: The paired difference of each to that best.
     """
-    return any(rise(one)["low"] > 0 for one in now)
+    return any(rise["low"] > 0 for rise in rises.values())
