@@ -276,5 +276,8 @@ def test_a_report_shows_what_the_scripts_say(place, capsys):
     assert names == {"index.html", "finding-1.svg", "finding-1.png"}
     (place / "two.py").write_text("x = 1\n")
     assert "no function finding" in refused(capsys, *arguments(place, "report", text))
+    write_rows(place / "out" / "results.jsonl", [{"other": 1}])
+    assert "no results of a study" in refused(capsys, *arguments(place, "status", text))
+    write_rows(place / "out" / "results.jsonl", [row | about])
     (place / "two.py").unlink()
     assert "no such script" in refused(capsys, *arguments(place, "report", text))
