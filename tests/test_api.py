@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from decoding_checks import plain_greedy
 from distillspec import generate, stream
 from distillspec.decoding import Counts, Optimal, Schedule
 from distillspec.errors import UserError
-from distillspec.math.processors import NoRepeatNGram
+from distillspec.math.processors import NoRepeatNGram, RepetitionPenalty
 from distillspec.math.sampling import Sampling
 from distillspec.models import wrap
 from distillspec.models.text import Raw
@@ -212,6 +213,16 @@ def test_the_cost_of_a_loaded_pair_serves_the_optimum():
         ({"seed": [1]}, "1 seeds for 3 prompts; give one, or one per prompt"),
         ({"prompts": []}, "there are no prompts"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"stop": "END"}, "stop is 'END'; expected a list of ids and strings"),
+        ({"stop": 9}, "stop is 9; expected a list of ids and strings"),
+        ({"stop": [1.5]}, "stop has 1.5; expected ids and strings"),
+        ({"prompts": TOKENIZER("w7 w8")}, "the prompts are a BatchEncoding; expected"),
+        ({"prompts": None}, "the prompts are a NoneType; expected"),
+        ({"seed": 1.5}, "a seed is 1.5; expected a whole number"),
+        ({"seed": ["a"]}, "a seed is 'a'; expected a whole number"),
+        ({"sampling": 0.7}, r"sampling is 0.7; expected a Sampling"),
+        ({"gamma": Schedule}, "gamma is <class .*Schedule'>; expected a whole number"),
+        ({"processors": [3]}, "processors has 3; expected functions"),
         ({"draft_tokenizer": word_tokenizer(40)}, "w40"),
     ],
 )
@@ -225,6 +236,20 @@ def test_a_users_error_is_one_line(arguments, message):
 
 def rest(given):
     return {key: given[key] for key in given if key not in ("target", "draft", "prompts")}
+
+
+def test_numbers_and_functions_are_taken_as_they_come():
+    """numpy's whole numbers are ids and seeds; one processor is a list of one."""
+    said = generate(TARGET, DRAFT, [7, 8], tokenizer=TOKENIZER, max_new_tokens=5)
+    ids = np.array([7, 8])
+    assert generate(TARGET, DRAFT, ids, tokenizer=TOKENIZER, max_new_tokens=5) == said
+    assert generate(TARGET, DRAFT, list(ids), tokenizer=TOKENIZER, max_new_tokens=5) == said
+    settings = {"tokenizer": TOKENIZER, "max_new_tokens": 5, "sampling": Sampling(1.0)}
+    seeded = [generate(TARGET, DRAFT, [7], seed=seed, **settings) for seed in (3, np.int64(3))]
+    assert seeded[0] == seeded[1]
+    one = RepetitionPenalty(1.5)
+    both = [generate(TARGET, DRAFT, [7], processors=p, **settings, seed=1) for p in (one, [one])]
+    assert both[0] == both[1]
 
 
 def test_a_model_in_training_mode_is_refused():

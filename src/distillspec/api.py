@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -151,7 +152,7 @@ def generate(
     Raises:
         UserError: naming what cannot be used.
     """
-    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed)
+    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed, sampling)
     ids, strings = _stops(stop, call.target)
     blocks = speculate(
         call.target,
@@ -208,7 +209,7 @@ def stream(
     The arguments, and what they are checked for before the first piece, are those of `generate`.
     To stop early, stop iterating: nothing runs between two pieces.
     """
-    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed)
+    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed, sampling)
     ids, strings = _stops(stop, call.target)
     blocks = speculate(
         call.target,
@@ -246,9 +247,12 @@ def _call(
     prompts: Prompt | Sequence[Prompt],
     n: int,
     seed: int | Sequence[int] | None,
+    sampling: Sampling,
 ) -> _Call:
     if type(n) is not int or n < 1:
         raise UserError(f"n is {n!r}; expected a whole number of at least 1")
+    if not isinstance(sampling, Sampling):
+        raise UserError(f"sampling is {sampling!r}; expected a Sampling, as in Sampling(0.7)")
     large = as_model(target, tokenizer, "target")
     small = None
     if draft is not None:
@@ -267,8 +271,14 @@ def _stops(
     stop: Sequence[int | str] | None, target: TransformersModel
 ) -> tuple[list[int] | None, StopStrings | None]:
     """Tell ids and strings apart; None where there are none."""
-    ids = None if stop is None else [one for one in stop if not isinstance(one, str)]
-    strings = tuple(one for one in stop or () if isinstance(one, str))
+    if isinstance(stop, (str, Integral)):  # a text is a list of its characters, to Python
+        raise UserError(f"stop is {stop!r}; expected a list of ids and strings: stop=[{stop!r}]")
+    listed = () if stop is None else tuple(stop)
+    for one in listed:
+        if not isinstance(one, (str, Integral)):
+            raise UserError(f"stop has {one!r}; expected ids and strings")
+    ids = None if stop is None else [int(one) for one in listed if not isinstance(one, str)]
+    strings = tuple(one for one in listed if isinstance(one, str))
     if not strings:
         return ids, None
     return ids or None, StopStrings(target.tokenizer, strings)
@@ -278,26 +288,36 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Make a list of what may be a single prompt: a text, ids, or a conversation."""
     if isinstance(prompts, (str, Raw, Tensor)):
         return [prompts]
+    # A tokenizer's output would be read as the texts "input_ids" and "attention_mask"
+    if isinstance(prompts, Mapping) or not hasattr(prompts, "__getitem__"):
+        raise UserError(
+            f"the prompts are a {type(prompts).__name__}; expected a text, messages (a list), ids "
+            "(such as a tokenizer's input_ids), or a list of such prompts"
+        )
     first = prompts[0] if len(prompts) else None
-    return [prompts] if isinstance(first, (int, Mapping)) else prompts  # type: ignore[list-item,return-value]  # told apart by the first element, which types cannot say
+    return [prompts] if isinstance(first, (Integral, Mapping)) else prompts  # type: ignore[list-item,return-value]  # told apart by the first element, which types cannot say
 
 
 def _ids(model: TransformersModel, prompt: Prompt) -> Tensor:
     if isinstance(prompt, Tensor):
         return prompt
-    if not isinstance(prompt, (str, Raw)) and len(prompt) and isinstance(prompt[0], int):
+    if not isinstance(prompt, (str, Raw)) and len(prompt) and isinstance(prompt[0], Integral):
         return torch.tensor(prompt, dtype=torch.int64)
     return model.tokenizer.prompt(prompt)  # type: ignore[arg-type]  # not ids, by the line above
 
 
 def _generators(seed: int | Sequence[int], prompts: int, n: int) -> list[Generator]:
     """Make one generator per sample: by the seed and the place, or by the prompt's own seed."""
-    if isinstance(seed, int):
-        seeds = [seed * 1_000_003 + i for i in range(prompts)]
-    elif len(seed) == prompts:
-        seeds = [one * 1_000_003 for one in seed]
+    given = [seed] if isinstance(seed, Integral) or not isinstance(seed, Sequence) else seed
+    for one in given:
+        if not isinstance(one, Integral):
+            raise UserError(f"a seed is {one!r}; expected a whole number, or one per prompt")
+    if isinstance(seed, Integral):
+        seeds = [int(seed) * 1_000_003 + i for i in range(prompts)]
+    elif len(given) == prompts:
+        seeds = [int(one) * 1_000_003 for one in given]
     else:
-        raise UserError(f"{len(seed)} seeds for {prompts} prompts; give one, or one per prompt")
+        raise UserError(f"{len(given)} seeds for {prompts} prompts; give one, or one per prompt")
     # torch's generators take 32 of a seed's bits: samples are set apart within those
     return [
         Generator().manual_seed((one + 65_537 * sample) % 2**63)

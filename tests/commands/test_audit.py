@@ -107,11 +107,20 @@ def test_an_id_that_stands_for_nothing_is_an_impossible_token(capsys, tmp_path, 
     ]
 
 
+def test_an_id_that_the_target_does_not_know_may_come_first(capsys, tmp_path, target):
+    file = write_rows(tmp_path / "first.jsonl", [{"prompt": "w6", "target_ids": [999, 7]}])
+    code, found, _ = run(capsys, "audit", target, file)
+    assert code == 3
+    assert found["impossible"]["count"] == 1
+    assert found["tokens"] == 0
+
+
 def test_users_errors(capsys, tmp_path, target):
     file = write_rows(tmp_path / "bare.jsonl", [{"prompt": "w6"}])
     assert "no answer to audit" in refused(capsys, "audit", target, file)
     assert "--level" in refused(capsys, "audit", target, file, "--level", 2)
     assert "--tolerance" in refused(capsys, "audit", target, file, "--tolerance", -1)
+    assert "--max-new-tokens 0" in refused(capsys, "audit", target, file, "--max-new-tokens", 0)
     row = {"prompt": "w6", "target_ids": [7, 8, 9]}
     file = write_rows(tmp_path / "blocks.jsonl", [{**row, "blocks": [1, 1]}])
     assert "add up" in refused(capsys, "audit", target, file)

@@ -178,6 +178,10 @@ def test_users_errors(capsys, pair, draft, prompts):
     assert "--url" in refused(capsys, *common, "--gamma", 2, "--engine", "vllm")
     assert "--url" in refused(capsys, *common, "--gamma", 2, "--url", "http://127.0.0.1:9/v1")
     assert "export it with --gamma 3" in refused(capsys, *common, "--gamma", 3)
+    for flag, value in (("timeout", 0), ("min-speedup", -1), ("tolerance", -1)):
+        assert f"--{flag} {value}" in refused(capsys, *common, "--gamma", 2, f"--{flag}", value)
+    long = refused(capsys, *common, "--gamma", 2, "--max-new-tokens", 500)
+    assert "lower --max-new-tokens" in long
 
 
 def test_a_server_without_counters_is_refused(pair):

@@ -163,6 +163,24 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     assert all(f"## {name}" in page for name in serve)
 
 
+def test_an_encoder_decoder_pair_is_launched_as_one(capsys, tmp_path):
+    """Other engines serve no such pair, and a draft of the other kind drafts for nobody."""
+    target, draft = saved(tmp_path / "target", "t5"), saved(tmp_path / "draft", "t5", noise=0.05)
+    found = exported(capsys, draft, target, tmp_path / "out")
+    assert set(found["serve"]) == {"transformers"}
+    (code,) = found["serve"]["transformers"]["commands"]
+    assert code.count("AutoModelForSeq2SeqLM") == 3
+    assert "CausalLM" not in code
+    other = ("--out", tmp_path / "new", "--gamma", 3)
+    message = refused(capsys, "export", draft, "--target", target, *other, "--engine", "vllm")
+    assert "encoder-decoder" in message
+    causal = saved(tmp_path / "causal")
+    assert "both must be of the same kind" in refused(
+        capsys, "export", draft, "--target", causal, *other
+    )
+    assert not (tmp_path / "new").exists()
+
+
 def test_users_errors_leave_nothing_behind(capsys, tmp_path):
     target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
     full = tmp_path / "full"

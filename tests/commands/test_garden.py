@@ -51,3 +51,10 @@ def test_a_garden_picks_for_two_budgets(capsys, tmp_path, task):
 )
 def test_ways_that_cannot_be_are_refused(capsys, task, ways, said):
     assert said in refused(capsys, *task, "--ways", ways)
+
+
+def test_a_draft_of_the_other_kind_is_refused(capsys, tmp_path, task):
+    big, other = saved(tmp_path / "big"), saved(tmp_path / "other", "t5")
+    message = refused(capsys, *task, "--ways", f"both={big}+{other}")
+    assert "both must be of the same kind" in message
+    assert not (tmp_path / "run").exists()

@@ -207,8 +207,32 @@ def test_a_new_model_refuses_sizes_that_mean_nothing(place, capsys):
     prompts = ("--prompts", place / "data" / "train.jsonl")
     assert "multiple" in refused(capsys, *fixed, "--width", 10, "--heads", 3, *prompts)
     assert "either --tokenizer" in refused(capsys, *fixed, "--width", 8, "--heads", 2)
+    small = (*fixed, "--width", 8, "--heads", 2, *prompts)
+    assert "a context of 0" in refused(capsys, *small, "--context", 0)
+    odd = ("--family", "llama", "--width", 6, "--heads", 2, "--depth", 1, "--out", place / "m")
+    assert "rotary" in refused(capsys, "new-model", *odd, *prompts)
     short = (*fixed, "--width", 8, "--heads", 2, *prompts, "--vocabulary", 100)
     assert "at least 258" in refused(capsys, *short)
+
+
+def test_a_cost_counts_no_ids_that_are_not_known(place, capsys):
+    """A tokenizer taken from a cell is followed to its size; one of a named model is not read."""
+    head = "data: {train: train.jsonl}\nmodels: {known: somewhere}\nsteps:\n"
+    fixed = "verb: new-model, family: gpt2, width: 8, depth: 1, heads: 2, context: 8"
+    steps = [
+        f"  fresh: {{{fixed}, prompts: $train, vocabulary: 300}}",
+        "  tuned: {verb: sft, draft: $fresh, prompts: $train, steps: 2}",
+        f"  lent: {{{fixed}, tokenizer: $tuned}}",
+        "  more: {verb: sft, draft: $lent, prompts: $train, steps: 2}",
+        f"  named: {{{fixed}, tokenizer: $known}}",
+        "  last: {verb: sft, draft: $named, prompts: $train, steps: 2}",
+    ]
+    code, found, _ = run(capsys, *arguments(place, "cost", head + "\n".join(steps)))
+    assert code == 0
+    sizes = {one["cell"]: one["parameters"] for one in found["cost"]}
+    assert sizes["tuned"] == sizes["more"]
+    assert sizes["tuned"] > 300 * 8
+    assert sizes["last"] is None
 
 
 SCRIPT = """
@@ -250,5 +274,10 @@ def test_a_report_shows_what_the_scripts_say(place, capsys):
     assert 'href="http' not in page
     names = {path.name for path in (place / "out" / "report").iterdir()}
     assert names == {"index.html", "finding-1.svg", "finding-1.png"}
+    (place / "two.py").write_text("x = 1\n")
+    assert "no function finding" in refused(capsys, *arguments(place, "report", text))
+    write_rows(place / "out" / "results.jsonl", [{"other": 1}])
+    assert "no results of a study" in refused(capsys, *arguments(place, "status", text))
+    write_rows(place / "out" / "results.jsonl", [row | about])
     (place / "two.py").unlink()
     assert "no such script" in refused(capsys, *arguments(place, "report", text))

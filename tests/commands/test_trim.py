@@ -48,6 +48,7 @@ def test_sizes_are_weighed_before_training(capsys, files):
     assert found["verdict"]
     assert "timing 3 heads" in shown
     assert "below the whole head's" in refused(capsys, *flags, "--sizes", "48,99")
+    assert "6 of 6 prompts" in refused(capsys, *flags[:-1], texts, "--sizes", "4,12")
 
 
 def test_a_share_of_the_tokens_chooses_the_size(capsys, tmp_path, files):

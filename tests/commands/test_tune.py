@@ -83,6 +83,7 @@ def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
         (("--minutes", 1, "--extras", "clap=1"), "did you mean 'clip'"),
         (("--minutes", 1, "--extras", "resume=true"), "expected a recipe's flag"),
         (("--minutes", 1, "--against", "imitkt"), "did you mean 'imitkd'"),
+        (("--minutes", 1, "--learning-rates", "0.001,0"), "nothing is trained"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(capsys, arguments, flags, said):

@@ -29,10 +29,11 @@ from distillspec.tasks import Row
 def run(settings: Audit) -> dict[str, Any]:
     """Audit the outputs and return what `--json` prints."""
     at_least(1, settings, "batch_size")
+    if settings.max_new_tokens is not None:
+        at_least(1, settings, "max_new_tokens")
     if not 0 < settings.level < 1:
         raise UserError(f"--level {settings.level:g}: expected a number between 0 and 1")
-    if settings.tolerance < 0:
-        raise UserError(f"--tolerance {settings.tolerance:g}: expected 0 or more")
+    check_tolerance(settings.tolerance)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     rows = rows_of(settings.outputs, settings.limit, skip_invalid=False)
     where = {"dtype": settings.dtype, "device": settings.device}
@@ -108,6 +109,16 @@ def written(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool) -> list[Wri
 def _from_text(tokenizer: Tokenizer, row: Row) -> torch.Tensor:
     ids = tokenizer.completion(row.target or "")
     return ids[:-1] if row.cut and len(ids) > 1 else ids
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Refuse a tolerance below 0, which would find fault with a sound engine.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    if tolerance < 0:
+        raise UserError(f"--tolerance {tolerance:g}: expected 0 or more")
 
 
 def check_context(target: TransformersModel, outputs: Sequence[Written]) -> None:

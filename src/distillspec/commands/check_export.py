@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distillspec.commands.audit import coarser
+from distillspec.commands.audit import check_tolerance, coarser
 from distillspec.commands.engines import by_transformers, by_vllm, template_differs
 from distillspec.commands.pairs import (
     answer_all,
@@ -20,7 +20,7 @@ from distillspec.commands.pairs import (
 )
 from distillspec.commands.progress import bar, console
 from distillspec.commands.served import Server
-from distillspec.commands.served_model import ServedModel, check_tokenizer, find_model
+from distillspec.commands.served_model import check_tokenizer, find_model
 from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.tables import interval
 from distillspec.errors import UserError
@@ -55,6 +55,11 @@ class _Engine:
 def run(settings: CheckExport) -> dict[str, Any]:
     """Run the prompts through the engine and hold what it did against the forecast."""
     at_least(1, settings, "gamma", "limit", "max_new_tokens", "batch_size")
+    check_tolerance(settings.tolerance)
+    if settings.timeout <= 0:
+        raise UserError(f"--timeout {settings.timeout:g}: expected more than 0 seconds")
+    if settings.min_speedup is not None and settings.min_speedup <= 0:
+        raise UserError(f"--min-speedup {settings.min_speedup:g}: expected more than 0")
     if (settings.url is None) == (settings.engine == "vllm"):
         raise UserError("--url goes with --engine vllm: the URL of its server, ending in /v1")
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
@@ -66,7 +71,9 @@ def run(settings: CheckExport) -> dict[str, Any]:
         settings.target, settings.draft, dtype=settings.dtype, device=settings.device
     )
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    causes = _before(settings, target, draft, prompts)
+    longest = _longest(target, prompts, settings.max_new_tokens)
+    check_room(target.name, target.context, longest)
+    causes = _before(settings, target, draft, longest)
     answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
     promised = TargetOutputs.of(prompts, answers, sampling)
     engine = _ask(settings, target, draft, rows, prompts, sampling)
@@ -129,7 +136,7 @@ def _before(
     settings: CheckExport,
     target: TransformersModel,
     draft: TransformersModel,
-    prompts: Sequence[Tensor],
+    longest: int,
 ) -> list[str]:
     """Name what can be seen to be wrong before anything runs."""
     found = []
@@ -139,7 +146,6 @@ def _before(
             f"vocabulary: the target has {shapes[0].rows} rows and the draft {shapes[1].rows}; "
             "vLLM refuses the pair: export the draft"
         )
-    longest = max(map(len, prompts)) + settings.max_new_tokens
     if shapes[1].context is not None and longest > shapes[1].context:
         found.append(
             f"context length: prompts and answers reach {longest} tokens, the draft's positions "
@@ -174,7 +180,8 @@ def _ask(
     model = find_model(server, settings.model, settings.target)
     check_tokenizer(server, model, target.tokenizer)
     console().print(f"{settings.url} serves {model.name}")
-    _check_room(model, prompts, settings.max_new_tokens)
+    longest = _longest(target, prompts, settings.max_new_tokens)
+    check_room(f"{model.name} as served", model.context, longest)
     with bar("vllm") as report:
         drafted = by_vllm(
             server,
@@ -212,12 +219,22 @@ def _assistant(draft: TransformersModel, gamma: int) -> None:
             )
 
 
-def _check_room(model: ServedModel, prompts: Sequence[Tensor], tokens: int) -> None:
-    longest = max(map(len, prompts)) + tokens
-    if model.context is not None and longest > model.context:
+def _longest(target: TransformersModel, prompts: Sequence[Tensor], tokens: int) -> int:
+    """Return the most tokens that a row may hold; a source and its answer are two rows."""
+    longest = max(map(len, prompts))
+    return max(longest, tokens) if target.tokenizer.encoder_decoder else longest + tokens
+
+
+def check_room(name: str, context: int | None, longest: int) -> None:
+    """Refuse answers that could outgrow the target's context: engines differ in what they do then.
+
+    Raises:
+        UserError: naming the target and both lengths.
+    """
+    if context is not None and longest > context:
         raise UserError(
-            f"{model.name} is served with {model.context} tokens of context, and prompts with "
-            f"answers reach {longest}: lower --max-new-tokens, or serve it with more"
+            f"{name} has {context} tokens of context, and prompts with answers reach {longest}: "
+            "lower --max-new-tokens, or give shorter prompts"
         )
 
 

@@ -15,6 +15,7 @@ from distillspec.commands.serving_settings import Export
 from distillspec.errors import UserError, nearest
 from distillspec.models import load
 from distillspec.models.exporting import MOST_DROPPED, export_draft, shape_of, target_tokenizer
+from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
 from distillspec.training import checkpoint
 
@@ -34,6 +35,7 @@ def run(settings: Export) -> dict[str, Any]:
         gamma = int(measured["best_gamma"])
     at_least(1, dataclasses.replace(settings, gamma=gamma), "gamma")
     tokenizer, shape = target_tokenizer(settings.target), shape_of(settings.target)
+    engines = _engines(settings, encoder_decoder=shape.encoder_decoder)
     console().print(f"loading {settings.draft}")
     draft = load(settings.draft, dtype=dtype_of("auto"))
     check_same(
@@ -41,6 +43,7 @@ def run(settings: Export) -> dict[str, Any]:
     )
     warnings = _warnings(draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
     own = shape_of(settings.draft)
+    check_kinds(shape.encoder_decoder, own.encoder_decoder, names=(settings.target, settings.draft))
     if own.context is not None and own.context < (shape.context or own.context + 1):
         warnings.append(
             f"the draft has positions for {own.context} tokens, fewer than the target: past them "
@@ -63,9 +66,10 @@ def run(settings: Export) -> dict[str, Any]:
             rule=settings.rule,
             context=min(contexts, default=None),
             dtype=exported.dtype,
+            encoder_decoder=shape.encoder_decoder,
         )
         lines = serve_lines(pair)
-        chosen = {name: lines[name] for name in settings.engine or ENGINES}
+        chosen = {name: lines[name] for name in engines}
         _write(partial / "serve.md", as_markdown(pair, chosen))
         _write(partial / "serve.json", json.dumps(chosen, indent=2, ensure_ascii=False) + "\n")
         text = card(settings.target, settings.draft, gamma, exported, measured, trained)
@@ -83,6 +87,19 @@ def run(settings: Export) -> dict[str, Any]:
         "measured": measured is not None,
         "warnings": warnings,
     }
+
+
+def _engines(settings: Export, *, encoder_decoder: bool) -> tuple[str, ...]:
+    """Return the engines to write lines for: those asked for, or all that can serve the pair."""
+    if not encoder_decoder:
+        return settings.engine or ENGINES
+    unable = [name for name in settings.engine if name != "transformers"]
+    if unable:
+        raise UserError(
+            f"--engine {unable[0]}: {settings.target} is an encoder-decoder, which transformers "
+            "alone serves with a draft; give --engine transformers"
+        )
+    return ("transformers",)
 
 
 def _warnings(own: object, target: object) -> list[str]:

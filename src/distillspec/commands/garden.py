@@ -16,6 +16,7 @@ from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
 from distillspec.settings import as_dict
 from distillspec.studies import garden as study
@@ -102,7 +103,7 @@ def _pairs(ways: Sequence[str]) -> dict[str, _Pair]:
 
 
 def _models(pairs: Mapping[str, _Pair], settings: Garden) -> dict[str, TransformersModel]:
-    """Load every model once, and check that every draft shares its target's tokens."""
+    """Load every model once, and check that every draft is of its target's kind and tokens."""
     paths = dict.fromkeys(path for pair in pairs.values() for path in pair if path is not None)
     models = {
         path: load_model(path, dtype=settings.dtype, device=settings.device) for path in paths
@@ -110,7 +111,10 @@ def _models(pairs: Mapping[str, _Pair], settings: Garden) -> dict[str, Transform
     for pair in pairs.values():
         if pair.draft is not None:
             target, draft = models[pair.target], models[pair.draft]
-            check_same(target.vocabulary, draft.vocabulary, names=(target.name, draft.name))
+            names = (target.name, draft.name)
+            check_same(target.vocabulary, draft.vocabulary, names=names)
+            kinds = [model.tokenizer.encoder_decoder for model in (target, draft)]
+            check_kinds(kinds[0], kinds[1], names=names)
     return models
 
 

@@ -118,9 +118,9 @@ def names_of(flag: str, paths: Sequence[str]) -> dict[str, str]:
     """Call each model by the end of its path that tells it from the others.
 
     Raises:
-        UserError: a model is given twice, or none is.
+        UserError: a model is given twice, or none is, or a name is empty.
     """
-    if not paths or len(set(paths)) < len(paths):
+    if not all(paths) or not paths or len(set(paths)) < len(paths):
         raise UserError(f"{flag} {','.join(paths)}: expected at least one model, each once")
     for depth in range(1, 1 + max(len(Path(path).parts) for path in paths)):
         names = ["/".join(Path(path).parts[-depth:]) for path in paths]

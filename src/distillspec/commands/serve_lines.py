@@ -29,6 +29,8 @@ class Pair:
     """Tokens both models have positions for."""
     dtype: str
     """Type of the draft's weights."""
+    encoder_decoder: bool
+    """Whether both models are encoder-decoders."""
 
 
 def serve_lines(pair: Pair) -> dict[str, dict[str, Any]]:
@@ -47,10 +49,11 @@ def _line(*words: object) -> str:
 
 
 def _transformers(pair: Pair) -> dict[str, Any]:
+    family = "AutoModelForSeq2SeqLM" if pair.encoder_decoder else "AutoModelForCausalLM"
     code = (
-        "from transformers import AutoModelForCausalLM\n"
-        f"target = AutoModelForCausalLM.from_pretrained({pair.target!r})\n"
-        f"draft = AutoModelForCausalLM.from_pretrained({pair.draft!r})\n"
+        f"from transformers import {family}\n"
+        f"target = {family}.from_pretrained({pair.target!r})\n"
+        f"draft = {family}.from_pretrained({pair.draft!r})\n"
         "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
     )
     return {

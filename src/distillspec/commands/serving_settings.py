@@ -19,8 +19,9 @@ class Audit:
     target: str = field(metadata={"positional": True})
     """Folder, hub name or GGUF file of the target."""
     outputs: str = field(metadata={"positional": True})
-    """JSON lines with the prompt (prompt, messages or prompt_ids) and target_ids of every answer,
-    such as generate writes; blocks (tokens of each target call) and finish_reason where known."""
+    """JSON lines with the prompt (prompt or messages) and target_ids of every answer, such as
+    generate writes; prompt_ids, blocks (tokens of each target call) and finish_reason where
+    known."""
     temperature: float = 1.0
     """Temperature the engine is said to have sampled at; 0 is greedy."""
     top_k: int | None = None

@@ -71,14 +71,25 @@ def _size(cell: Cell, role: str, planned: Planned) -> float | None:
     (source,) = cell.needs[named]
     if source.verb in ("sft", "distill"):
         return _size(source, "draft", planned)
-    return float(_fresh(source, planned)) if source.verb == "new-model" else None
+    return _fresh(source, planned) if source.verb == "new-model" else None
 
 
-def _fresh(cell: Cell, planned: Planned) -> int:
+def _fresh(cell: Cell, planned: Planned) -> float | None:
+    vocabulary = _vocabulary(cell, planned)
+    if vocabulary is None:
+        return None
     sizes = build(STEPS["new-model"].settings, _texts(cell), cell.where)
-    lent = cell.needs.get(str(cell.settings.get("tokenizer")))
-    vocabulary = planned.settings[cell if lent is None else lent[0]]["vocabulary"]
-    return parameters(sizes_of(sizes), vocabulary)
+    return float(parameters(sizes_of(sizes), vocabulary))
+
+
+def _vocabulary(cell: Cell, planned: Planned) -> int | None:
+    """Return how many ids a cell's model knows, if that can be said without reading a model."""
+    role = {"new-model": "tokenizer", "sft": "draft", "distill": "draft"}.get(cell.verb)
+    named = None if role is None else cell.settings.get(role)
+    if cell.verb == "new-model" and named is None:
+        return int(planned.settings[cell]["vocabulary"])
+    lent = cell.needs.get(str(named))
+    return None if lent is None else _vocabulary(lent[0], planned)
 
 
 def _texts(cell: Cell) -> dict[str, Any]:

@@ -68,5 +68,7 @@ def _results(out: Path) -> Results:
 def _script(path: Path) -> Script:
     if not path.is_file():
         raise UserError(f"findings: {path}: no such script")
-    found: Script = runpy.run_path(str(path))["finding"]
+    found: Script | None = runpy.run_path(str(path)).get("finding")
+    if found is None:
+        raise UserError(f"findings: {path}: has no function finding(results) (docs/study.md)")
     return found

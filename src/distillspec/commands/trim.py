@@ -30,6 +30,7 @@ from distillspec.studies.estimates import ratio
 from distillspec.studies.forecast import Prompts, forecast
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.trimming import WHOLE, Trimmed, score_trimmed, trimmed_costs
+from distillspec.tasks import overlap
 
 
 def run(settings: Trim) -> dict[str, Any]:
@@ -40,6 +41,12 @@ def run(settings: Trim) -> dict[str, Any]:
     rule = ratio_test(Sampling(settings.temperature, settings.top_k, settings.top_p))
     counted = rows_of(settings.texts, None, skip_invalid=False, training=True)
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=False, seed=settings.seed)
+    shared = overlap(counted, rows)
+    if shared:
+        raise UserError(
+            f"{shared} of {len(rows)} prompts of --prompts {settings.prompts} are in --texts too: "
+            "ids chosen by them cannot be judged on them; take them out of one"
+        )
     target, draft = load_both(
         settings.target, settings.draft, dtype=settings.dtype, device=settings.device
     )

@@ -74,6 +74,8 @@ def run(settings: Tune) -> dict[str, Any]:
     at_least(1, settings, "gamma", "batch_size", "max_new_tokens")
     if settings.minutes <= 0:
         raise UserError(f"--minutes {settings.minutes:g}: expected more than 0")
+    if any(rate <= 0 for rate in settings.learning_rates):
+        raise UserError("--learning-rates: expected numbers above 0: at 0 nothing is trained")
     named, left_out = candidates(settings)
     texts = {AGAINST: baseline(settings), **named}
     first = first_rung(60 * settings.minutes, len(named))

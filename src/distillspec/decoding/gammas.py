@@ -93,7 +93,10 @@ class Schedule:
     """The largest γ; transformers has none."""
 
     def __post_init__(self) -> None:
-        """Refuse a start outside 1…limit."""
+        """Refuse what is no count, and a start outside 1…limit."""
+        for name in ("start", "limit"):
+            if type(getattr(self, name)) is not int:
+                raise UserError(f"{name} is {getattr(self, name)!r}; expected a whole number")
         if not 1 <= self.start <= self.limit:
             raise UserError(f"the schedule starts at γ = {self.start}, outside 1…{self.limit}")
 
@@ -274,4 +277,5 @@ def as_gammas(gamma: int | Gammas) -> Gammas:
     Raises:
         UserError: it is neither that nor a rule.
     """
-    return gamma if isinstance(gamma, Gammas) else Constant(gamma)
+    rule = isinstance(gamma, Gammas) and not isinstance(gamma, type)  # Schedule is none, but its ()
+    return gamma if isinstance(gamma, Gammas) and rule else Constant(gamma)  # type: ignore[arg-type]  # refused by it

@@ -45,6 +45,8 @@ class Shape:
     """Tokens it has positions for; None where there is no limit."""
     use_cache: bool
     """Whether its config lets engines keep a cache."""
+    encoder_decoder: bool
+    """Whether it is an encoder-decoder."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ def shape_of(path_or_name: str | Path) -> Shape:
     Raises:
         UserError: if there is no such model.
     """
-    config = read_config(find_place(path_or_name)).get_text_config(decoder=True)
+    whole = read_config(find_place(path_or_name))
+    config = whole.get_text_config(decoder=True)
     return Shape(
         rows=int(config.vocab_size),
         context=getattr(config, "max_position_embeddings", None),
         use_cache=bool(getattr(config, "use_cache", True)),
+        encoder_decoder=bool(whole.is_encoder_decoder),
     )
 
 

@@ -149,16 +149,31 @@ def load_together(
             tokenizer.vocabulary,
             names=(tokenizers[0].name, tokenizer.name),
         )
-        if configs[0].is_encoder_decoder != config.is_encoder_decoder:
-            kinds = [
-                "encoder-decoder" if c.is_encoder_decoder else "decoder-only"
-                for c in (configs[0], config)
-            ]
-            raise UserError(
-                f"target {places[0].name} is {kinds[0]} and draft {place.name} is {kinds[1]}: "
-                "both must be of the same kind"
-            )
+        check_kinds(
+            configs[0].is_encoder_decoder,
+            config.is_encoder_decoder,
+            names=(places[0].name, place.name),
+        )
     return [_load(*parts, dtype, device) for parts in zip(places, configs, tokenizers, strict=True)]
+
+
+def check_kinds(target: bool, draft: bool, *, names: tuple[str, str]) -> None:
+    """Refuse a pair of which one alone is an encoder-decoder.
+
+    Args:
+        target: Whether the target is one.
+        draft: Whether the draft is.
+        names: Of the two.
+
+    Raises:
+        UserError: naming both.
+    """
+    if target != draft:
+        kinds = ["encoder-decoder" if kind else "decoder-only" for kind in (target, draft)]
+        raise UserError(
+            f"target {names[0]} is {kinds[0]} and draft {names[1]} is {kinds[1]}: "
+            "both must be of the same kind"
+        )
 
 
 def find_place(path_or_name: str | Path) -> Place:

@@ -14,7 +14,7 @@ from distillspec.math.processors import Processor
 
 Foreign: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor]
 
-LogitsProcessors: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor | Processor]
+LogitsProcessors: TypeAlias = LogitsProcessor | Processor | Sequence[LogitsProcessor | Processor]
 
 REMEMBERING = (
     "SynthIDTextWatermarkLogitsProcessor",
@@ -58,13 +58,16 @@ def adapt(processors: Foreign) -> tuple[Adapted, ...]:
 
 
 def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
-    """Take the engine's processors as they are, and adapt transformers' own.
+    """Take the engine's processors as they are, one or a list, and adapt transformers' own.
 
     Raises:
-        UserError: naming one that remembers earlier calls.
+        UserError: naming one that remembers earlier calls, or is no processor.
     """
-    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
+    # transformers' LogitsProcessorList can be called too, and is a list
+    listed = list(processors) if isinstance(processors, Sequence) else [processors]
     found: list[Processor] = []
     for one in listed:
+        if not callable(one):
+            raise UserError(f"processors has {one!r}; expected functions of logits and ids")
         found += adapt(one) if isinstance(one, LogitsProcessor) else [one]
     return tuple(found)

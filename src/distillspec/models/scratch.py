@@ -32,6 +32,8 @@ from distillspec.models.wrapping import wrap
 Family = Literal["gpt2", "llama", "t5"]
 PAD, END = "<pad>", "</s>"
 """The special tokens of a trained tokenizer, ids 0 and 1."""
+_SHORTEST = 4
+"""A model is tried on as many tokens when it is made."""
 _SMALLEST = 2 + 256
 """Special tokens and bytes: no text is without ids."""
 
@@ -118,7 +120,7 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
         ids: Of padding and of the end.
 
     Raises:
-        UserError: the heads do not divide the width, or a size is below 1.
+        UserError: a size that such a model cannot have.
     """
     if min(sizes.width, sizes.depth, sizes.heads, sizes.ff) < 1 or sizes.width % sizes.heads:
         raise UserError(
@@ -126,6 +128,13 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
             f"feed-forward size {sizes.ff}: expected numbers of at least 1, the width a multiple "
             "of the heads"
         )
+    if sizes.family == "llama" and sizes.width // sizes.heads % 2:
+        raise UserError(
+            f"heads of size {sizes.width // sizes.heads}: llama's rotary positions turn pairs of "
+            "numbers, so the width must be an even multiple of the heads"
+        )
+    if sizes.family != "t5" and sizes.context < _SHORTEST:
+        raise UserError(f"a context of {sizes.context}: expected at least {_SHORTEST} tokens")
     pad, end = ids
     if sizes.family == "gpt2":
         return GPT2LMHeadModel(

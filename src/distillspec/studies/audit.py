@@ -107,7 +107,8 @@ def tally(
     widest = max((max(one.blocks) for one in outputs if one.blocks), default=1)
     for i, (one, ids) in enumerate(zip(outputs, known, strict=True)):
         surprise: Excess | None = None
-        for rows in torch.split(torch.arange(len(ids)), ROWS):
+        # None where the first id has no string: an empty range would be split into itself
+        for rows in torch.split(torch.arange(len(ids)), ROWS) if len(ids) else ():
             logits = target.head(laws[0][i][rows]).double()  # [n, V]
             y = ids[rows].to(logits.device)
             found.scored += len(y)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from distillspec.errors import UserError
 from distillspec.studies.grid import Cell
 from distillspec.studies.store import read_rows
 
@@ -38,9 +39,14 @@ class Results:
         """Read a file of rows; one that is not there has none.
 
         Raises:
-            UserError: a line is damaged. A last one that was cut off passes.
+            UserError: a line is damaged, or no row of a study. A last one that was cut off passes.
         """
-        return Results({str(row["key"]): row for row in read_rows(path)})
+        found: dict[str, Mapping[str, Any]] = {}
+        for row in read_rows(path):
+            if "key" not in row:
+                raise UserError(f"{path}: a row has no key: these are no results of a study")
+            found[str(row["key"])] = row
+        return Results(found)
 
     def done(self, key: str) -> Mapping[str, Any] | None:
         """Return the row of a cell that ended well, if there is one."""
