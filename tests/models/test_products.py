@@ -84,3 +84,12 @@ def test_another_kind_of_layer_is_called():
     layer, inputs = Doubled(24, 40), torch.randn(8, 24)
     with torch.no_grad():
         assert torch.equal(product(layer, inputs), layer(inputs))
+
+
+def test_a_replaced_forward_pass_is_obeyed(orders):
+    """Accelerate's offloading replaces `forward` of a layer whose weights lie elsewhere."""
+    layer, inputs = nn.Linear(24, 40), torch.randn(8, 24)
+    layer.forward = lambda given: given.new_zeros(len(given), 40)
+    with torch.no_grad():
+        assert not product(layer, inputs).any()
+    assert orders == []

@@ -16,12 +16,13 @@ from distillspec.commands.pairs import (
     rows_of,
 )
 from distillspec.commands.progress import bar
-from distillspec.commands.serving_settings import Audit
+from distillspec.commands.serving_settings import Audit, CheckExport
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.studies.audit import Written, ends, tally
+from distillspec.studies.lossless import Audit as Audited
 from distillspec.studies.lossless import judged, unmet
 from distillspec.tasks import Row
 
@@ -44,6 +45,29 @@ def run(settings: Audit) -> dict[str, Any]:
         target, draft = load_both(settings.target, settings.draft, **where)
     outputs = written(target.tokenizer, rows, raw=settings.raw)
     check_context(target, outputs)
+    result = audited(settings, target, outputs, sampling, level=settings.level, draft=draft)
+    return {
+        "target": settings.target,
+        "outputs": settings.outputs,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "top_p": settings.top_p,
+        "ids": "sampled" if all(row.target_ids for row in rows) else "from the text",
+        **result,
+        "unmet": unmet(result),
+    }
+
+
+def audited(
+    settings: Audit | CheckExport,
+    target: TransformersModel,
+    outputs: Sequence[Written],
+    sampling: Sampling,
+    *,
+    level: float,
+    draft: TransformersModel | None = None,
+) -> Audited:
+    """Audit outputs at the tolerance and the number format of the flags, with a bar."""
     with bar("audit") as report:
         found = tally(
             target,
@@ -55,23 +79,8 @@ def run(settings: Audit) -> dict[str, Any]:
             report=report,
             draft=None if draft is None else (draft, sampling),
         )
-    result = judged(
-        found,
-        sampling,
-        ends(outputs, target.eos_ids, settings.max_new_tokens),
-        level=settings.level,
-        tolerance=settings.tolerance,
-    )
-    return {
-        "target": settings.target,
-        "outputs": settings.outputs,
-        "temperature": settings.temperature,
-        "top_k": settings.top_k,
-        "top_p": settings.top_p,
-        "ids": "sampled" if all(row.target_ids for row in rows) else "from the text",
-        **result,
-        "unmet": unmet(result),
-    }
+    ended = ends(outputs, target.eos_ids, settings.max_new_tokens)
+    return judged(found, sampling, ended, level=level, tolerance=settings.tolerance)
 
 
 def written(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool) -> list[Written]:

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from distillspec.commands.audit import check_tolerance, coarser
+from distillspec.commands.audit import audited, check_tolerance
 from distillspec.commands.engines import by_transformers, by_vllm, template_differs
 from distillspec.commands.pairs import (
     answer_all,
     at_least,
-    dtype_of,
     load_both,
     prompt_ids,
     rows_of,
@@ -28,8 +27,8 @@ from distillspec.math.rules import Rule, argmax_draft, exact_match, ratio_test
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.exporting import shape_of
-from distillspec.studies.audit import Written, ends, tally
-from distillspec.studies.lossless import Audit, judged
+from distillspec.studies.audit import Written
+from distillspec.studies.lossless import Audit
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.serving import (
     Answered,
@@ -251,18 +250,7 @@ def _law(
         Written(row.id, prompt, one.ids, one.blocks, one.reason)
         for row, prompt, one in zip(rows, prompts, answered, strict=True)
     ]
-    with bar("audit") as report:
-        found = tally(
-            target,
-            outputs,
-            sampling,
-            stop=target.eos_ids,
-            batch_size=settings.batch_size,
-            dtype=coarser(target.dtype, dtype_of(settings.engine_dtype)),
-            report=report,
-        )
-    ended = ends(outputs, target.eos_ids, settings.max_new_tokens)
-    return judged(found, sampling, ended, level=0.05, tolerance=settings.tolerance)
+    return audited(settings, target, outputs, sampling, level=0.05)
 
 
 def _after(settings: CheckExport, served: Served, law: Audit, engine: _Engine) -> list[str]:

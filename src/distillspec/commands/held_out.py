@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.breakdown import calls
-from distillspec.studies.estimates import Estimate, ratio, ratio_difference
+from distillspec.studies.counts import Counts
+from distillspec.studies.estimates import Estimate
 from distillspec.studies.outputs import TargetOutputs, score
 from distillspec.studies.store import Run
 
@@ -50,22 +51,26 @@ class Evaluation:
     """Expected target calls at γ, by the exact recursion."""
 
     @property
+    def _counts(self) -> Counts:
+        return Counts(self.lengths, self.alpha_sums, self.calls)
+
+    @property
     def alpha(self) -> Estimate:
         """The expected acceptance rate."""
-        return ratio(self.alpha_sums, self.lengths)
+        return self._counts.alpha
 
     @property
     def tau(self) -> Estimate:
         """The block efficiency at γ."""
-        return ratio(self.lengths, self.calls)
+        return self._counts.tau
 
     def alpha_change(self, since: Evaluation) -> Estimate:
         """Estimate the paired difference in α to an earlier evaluation."""
-        return ratio_difference((self.alpha_sums, since.alpha_sums), (self.lengths, since.lengths))
+        return self._counts.alpha_above(since._counts)
 
     def tau_change(self, since: Evaluation) -> Estimate:
         """Estimate the paired difference in τ to an earlier evaluation."""
-        return ratio_difference((self.lengths, since.lengths), (self.calls, since.calls))
+        return self._counts.tau_above(since._counts)
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of metrics.jsonl: counts, summed and by prompt."""

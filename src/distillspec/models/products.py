@@ -20,12 +20,12 @@ vector, for more x · Wᵀ is as fast."""
 def product(layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return `layer(inputs)`, [..., H] -> [..., R], multiplied in the faster order.
 
-    Anything but a plain linear layer, without hooks or adapters, in float32 on a CPU and without
-    gradient, is called as it is.
+    Anything but a plain linear layer, in float32 on a CPU and without gradient, is called as it
+    is.
     """
-    hooked = layer._forward_hooks or layer._forward_pre_hooks
-    if type(layer) is nn.Linear and not hooked:
-        return multiplied(inputs, layer.weight, layer.bias)
+    plain = plain_linear(layer) if _few_rows(inputs) else None
+    if plain is not None:
+        return multiplied(inputs, plain.weight, plain.bias)
     outputs: Tensor = layer(inputs)
     return outputs
 
@@ -39,6 +39,14 @@ def multiplied(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     if bias is not None:
         outputs += bias
     return outputs.view(*inputs.shape[:-1], len(weight))
+
+
+def plain_linear(layer: nn.Module | None) -> nn.Linear | None:
+    """Return the layer if it is nothing but a product: no adapter, hook or parametrization."""
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
+        return None
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    return None if hooked else layer
 
 
 def _few_rows(inputs: Tensor) -> bool:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from distillspec.models.products import plain_linear
 from distillspec.models.protocol import LanguageModel
-from distillspec.training.product import Product, plain_linear
+from distillspec.training.product import Product
 
 CHUNK_BYTES = 1 << 25
 """What one chunk's logits may take in float32: large enough for the matrix products to run at full

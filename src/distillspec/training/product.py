@@ -77,14 +77,6 @@ class _Linear(torch.autograd.Function):
         return slope @ ctx.product.weight, None
 
 
-def plain_linear(layer: nn.Module | None) -> nn.Linear | None:
-    """Return the layer if it is nothing but a product: no adapter, hook or parametrization."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
-        return None
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return None if hooked else layer
-
-
 def _sum_for(parameter: Tensor) -> Tensor | None:
     if not parameter.requires_grad:
         return None
