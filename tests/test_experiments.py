@@ -185,9 +185,9 @@ def test_gardens_are_read():
     result = {"points": [way("large", 30.0, 4.0), way("small DistillSpec", 28.0, 1.0)],
               "reference": "large", "verdict": "Done."}  # fmt: skip
     assert finding("f08", [row("garden", result=result)]).outcome == "holds"
-    points = [way(str(steps), 30.0 + steps / 10, 1.0) for steps in (0, 50, 100)]
-    steps = row("draft-quality-by-steps", result={"points": points})
-    assert finding("f10", [steps]).outcome == "holds"
+    points = [way(str(minutes), 30.0 + minutes, 1.0) for minutes in (0, 0.25, 2)]
+    over = row("quality-over-training", result={"points": points})
+    assert finding("f10", [over]).outcome == "holds"
     drafts = [({"divergence": "d", "mixture": str(i)}, 4.0 + 0.1 * i) for i in range(8)]
     points = [way(f"k{i}/run", 30.0 - i, 1.0) for i in range(1, 9)]
     rows = [measured(drafts, step="grid-measured", name="grid"),
@@ -215,6 +215,21 @@ def test_bounds_are_read():
     assert finding("f14", [found]).outcome == "holds"
     result["drafts"][0]["theorem"] = at(0.95)
     assert finding("f14", [found]).outcome == "does not hold"
+
+
+def test_models_are_held_against_unigrams():
+    def model(key, nats):
+        return {"model": f"{key}/run", "perplexity": at(20.0), "bits_per_byte": at(2.0),
+                "nats_per_token": at(nats), "unigram_perplexity": 100.0}  # fmt: skip
+
+    sources = {"k0": source("target"), "k1": source("draft")}
+    result = {"models": [model("k0", 3.0), model("k1", 4.0)]}
+    found = row("predicted", axes={"task": "lm1b"}, sources=sources, result=result)
+    sound = finding("f16", [found])
+    assert sound.outcome == "holds"
+    assert "lm1b draft 20.0 (unigrams 100.0)" in sound.sentence
+    result["models"][1] = model("k1", 4.7)  # ln 100 = 4.6
+    assert finding("f16", [found]).outcome == "does not hold"
 
 
 def shrunk(file, tmp_path, models):

@@ -110,6 +110,29 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class Perplexity:
+    """Say how well models predict the targets of a file, at temperature 1."""
+
+    models: tuple[str, ...]
+    """Folders, hub names or GGUF files."""
+    prompts: str
+    """Prompt file, task, or TASK=FILE, whose rows have targets; use rows that the models were not
+    trained on."""
+    out: Path
+    """Run directory."""
+    limit: int = 200
+    """Use at most this many rows."""
+    batch_size: int = 16
+    """Texts scored at once."""
+    dtype: DType = "auto"
+    """Type of the weights; auto is the one they are stored in."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1."""
+    seed: int = 0
+    """Of the random rows of a task."""
+
+
+@dataclass(frozen=True)
 class Tune:
     """Search for a recipe: successive halving on held-out τ after equal seconds of training.
 

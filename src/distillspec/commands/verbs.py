@@ -47,6 +47,7 @@ VERBS = {
     "transfer": Verb(on_tasks.Transfer, "transfer", out="run"),
     "garden": Verb(on_studies.Garden, "garden", out="run"),
     "bounds": Verb(on_studies.Bounds, "bounds", out="run"),
+    "perplexity": Verb(on_studies.Perplexity, "perplexity", out="run"),
     "tune": Verb(on_studies.Tune, "tune", out="run"),
     "study": Verb(on_studies.Study, "study"),
     "export": Verb(serving.Export, "export"),
