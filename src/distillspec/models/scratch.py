@@ -170,7 +170,7 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
             )
         )
     make: Callable[..., T5Config] = T5Config  # its base's settings are not in its signature
-    return T5ForConditionalGeneration(
+    module = T5ForConditionalGeneration(
         make(
             vocab_size=rows,
             d_model=sizes.width,
@@ -187,6 +187,11 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
             pad_token_id=pad,
         )
     )
+    # transformers draws the rows of an untied head from N(0, 1), as tied ones need that are scaled
+    # by 1 / √width in the forward pass. Untied ones are not: losses would begin at tens of nats.
+    with torch.no_grad():
+        module.lm_head.weight.mul_(sizes.width**-0.5)
+    return module
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
