@@ -1,12 +1,12 @@
 """Two processes on this machine's CPU that train one draft together, and what each made of it.
 
-    python together.py copied FOLDER     weights in every process (DDP): the plans of COPIED
-    python together.py sharded FOLDER    weights in parts (FSDP2): the plans of SHARDED
+    python together.py plans FOLDER      with weights in every process (DDP) those of COPIED, in
+                                         FOLDER/copied; in parts (FSDP2) SHARDED's, likewise
     python together.py verbs FOLDER FILE the command lines of a JSON file, one after the other
 
-Both processes run every plan, write the weights they end with as FOLDER/NAME-INDEX.pt, and what
-the steps said as FOLDER/NAME-INDEX.json. Halfway the run is saved in FOLDER/NAME and another goes
-on from there. Of a command line, what a process printed is FOLDER/NUMBER-INDEX.out and .err, and
+Both processes run every plan, write the weights they end with as NAME-INDEX.pt, and what the steps
+said as NAME-INDEX.json. Halfway the run is saved in the folder NAME and another goes on from
+there. Of a command line, what a process printed is FOLDER/NUMBER-INDEX.out and .err, and
 its exit code .code. One interpreter serves all: it forks.
 """
 
@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -154,14 +155,15 @@ def all_of(plans, processes, folder):
         (folder / f"{name}-{processes.index}.json").write_text(json.dumps(told))
 
 
-def copied(folder):
-    with launched() as processes:
-        all_of(COPIED, processes, folder)
+def plans(folder):
+    for name, join, of_kind in (("copied", launched, COPIED), ("sharded", sharding, SHARDED)):
+        (folder / name).mkdir()
+        fork(2, partial(joined, join, of_kind, folder / name))
 
 
-def sharded(folder):
-    with sharding() as processes:
-        all_of(SHARDED, processes, folder)
+def joined(join, of_kind, folder):
+    with join() as processes:
+        all_of(of_kind, processes, folder)
 
 
 @contextmanager
@@ -243,4 +245,4 @@ if __name__ == "__main__":
     if how == "verbs":
         verbs(Path(where), json.loads(Path(rest[0]).read_text()))
     else:
-        fork(2, lambda: {"copied": copied, "sharded": sharded}[how](Path(where)))
+        plans(Path(where))
