@@ -9,6 +9,7 @@ from typing import Any
 
 from distillspec.commands.benchmarks import (
     Asked,
+    Benchmark,
     ask,
     benchmark,
     check_tokens,
@@ -22,7 +23,9 @@ from distillspec.commands.rules import rule_of
 from distillspec.commands.tables import interval
 from distillspec.commands.task_settings import Evaluate
 from distillspec.decoding import Output
+from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.settings import as_dict
 from distillspec.studies.clock import Lane, Race
@@ -40,21 +43,7 @@ def run(settings: Evaluate) -> dict[str, Any]:
     """Evaluate the pair, store every output, and return what `--json` prints."""
     at_least(1, settings, "gamma", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts", "shots")
-    rule = rule_of(
-        settings.rule,
-        Sampling(settings.temperature, settings.top_k, settings.top_p),
-        draft_temperature=settings.draft_temperature,
-        epsilon=settings.epsilon,
-    )
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        shots=settings.shots,
-        shots_data=settings.shots_data,
-    )
+    rule, bench = _asked_for(settings)
     (name,) = names_of("--draft", [settings.draft])
     device = device_of(settings.device)
     check_tokens([settings.target], [settings.draft])
@@ -90,7 +79,40 @@ def run(settings: Evaluate) -> dict[str, Any]:
             outputs,
         )
     outputs.finish(found)
+    domains = [row.domain for row in asked.rows]
     result = {
+        **_about(settings, rule, plan, asked, target),
+        **evaluation(found, plan, outputs.judged(found), domains),
+    }
+    store.write_json(RESULT, result)
+    return result
+
+
+def _asked_for(settings: Evaluate) -> tuple[Rule, Benchmark]:
+    """Read what the flags ask for, before any model is."""
+    rule = rule_of(
+        settings.rule,
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        draft_temperature=settings.draft_temperature,
+        epsilon=settings.epsilon,
+    )
+    bench = benchmark(
+        settings.task,
+        settings.data,
+        limit=settings.limit,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        shots=settings.shots,
+        shots_data=settings.shots_data,
+    )
+    return rule, bench
+
+
+def _about(
+    settings: Evaluate, rule: Rule, plan: Plan, asked: Asked, target: TransformersModel
+) -> dict[str, Any]:
+    """Say what was evaluated and how."""
+    return {
         "task": settings.task,
         "target": settings.target,
         "draft": settings.draft,
@@ -99,13 +121,10 @@ def run(settings: Evaluate) -> dict[str, Any]:
         "gamma": settings.gamma,
         "temperature": settings.temperature,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "max_new_tokens": bench.max_new_tokens,
+        "max_new_tokens": plan.max_new_tokens,
         "shots": settings.shots,
         "truncated": asked.truncated,
-        **evaluation(found, plan, outputs.judged(found), [row.domain for row in asked.rows]),
     }
-    store.write_json(RESULT, result)
-    return result
 
 
 @dataclass(frozen=True)
