@@ -14,7 +14,6 @@ import pytest
 from distillspec import cli
 from distillspec.commands import demo
 from distillspec.models import load, wrap
-from distillspec.studies import clock
 from support import module, word_tokenizer
 
 
@@ -49,7 +48,6 @@ def test_the_whole_path_on_a_tiny_target(capsys, tmp_path, monkeypatch):
     # A race of 3 prompts by 12 tokens runs every lane as one of 8 by 40 does.
     monkeypatch.setattr(demo, "CLOCKED", 3)
     monkeypatch.setattr(demo, "RACE_TOKENS", 12)
-    monkeypatch.setattr(clock, "BLOCKS", 3)
     out = tmp_path / "demo"
     arguments = ["--target", str(target), "--prompts", str(prompts), "--minutes", "2"]
     assert cli.main(["demo", *arguments, "--out", str(out), "--json"]) == 0
