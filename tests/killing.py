@@ -272,8 +272,12 @@ def resumed(folder, family, saved_at):
     return {"signals": signals, "whole": texts[0], "rest": texts[1]}
 
 
-def verb(saved_at, dies_at, argv):
-    """Run a command line that saves at one step alone and dies in the row of a later one."""
+def verb(saved_at, dies_at, threads, argv):
+    """Run a command line that saves at one step alone and dies in the row of a later one.
+
+    It has as many threads as who compares it with another run, since they change the rounding.
+    """
+    torch.set_num_threads(threads)
     save, row = checkpoint.save, running.metrics_row
 
     def once(folder, draft, state, **settings):

@@ -110,7 +110,12 @@ def killed(tmp_path_factory, pair):
     file = folder / "lines.json"
     ends = ["--save-every", "0", "--out"]
     deaths = [
-        {"saved_at": at, "dies_at": at + 3, "argv": [*lines[name], *ends, str(folder / name)]}
+        {
+            "saved_at": at,
+            "dies_at": at + 3,
+            "threads": torch.get_num_threads(),
+            "argv": [*lines[name], *ends, str(folder / name)],
+        }
         for name, (at, _) in CASES.items()
     ]
     file.write_text(json.dumps(deaths))
