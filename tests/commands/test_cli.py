@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import distillspec
 from distillspec import cli
 from distillspec.commands import decode, running
 from distillspec.commands import settings as verbs
@@ -293,6 +294,14 @@ def test_help_imports_nothing_heavy():
     )
     for verb in cli.VERBS:
         assert verb in done.stdout
+
+
+def test_the_package_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "distillspec", "--version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == distillspec.__version__
 
 
 def test_every_field_has_a_help_text_and_shows_its_default(capsys):
