@@ -48,9 +48,10 @@ $(DEMO_READY): $(READY)
 demo: $(DEMO_READY)
 	$(BIN)/distillspec demo --json --out runs/demo $(if $(MINUTES),--minutes $(MINUTES))
 
-# One thread a process: two workers with two threads each would fight for two cores.
+# One thread a process: two workers with two threads each would fight for two cores. Neighbouring
+# tests stay with one worker (worksteal), so that what a module sets up is set up once.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff check

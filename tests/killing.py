@@ -2,12 +2,11 @@
 
 `Saves` holds a save up at every call into the system and keeps what a death there would leave; and
 it kills saves for good, in forks of the process that calls it: a save starts no thread and takes no
-gradient, which a fork might not survive. `resumed` kills training after a checkpoint, in forks of
-an interpreter of its own:
+gradient, which a fork might not survive. Training is killed in forks of an interpreter of its own,
+which prints what it found as JSON:
 
-    python killing.py FOLDER FAMILY N [FAMILY N …]    a checkpoint at step N of 10
-
-It prints one JSON object.
+    python killing.py resumed FOLDER FAMILY N [FAMILY N …]    a checkpoint at step N of 10
+    python killing.py verbs FILE                              the command lines of a JSON file
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from distillspec import cli
+from distillspec.commands import running
 from distillspec.errors import UserError
 from distillspec.training import checkpoint
 from distillspec.training.data import Batches, Example
@@ -271,12 +272,38 @@ def resumed(folder, family, saved_at):
     return {"signals": signals, "whole": texts[0], "rest": texts[1]}
 
 
-def main(folder, *plans):
+def verb(saved_at, dies_at, threads, argv):
+    """Run a command line that saves at one step alone and dies in the row of a later one.
+
+    It has as many threads as who compares it with another run, since they change the rounding.
+    """
+    torch.set_num_threads(threads)
+    save, row = checkpoint.save, running.metrics_row
+
+    def once(folder, draft, state, **settings):
+        if state.step == saved_at:
+            save(folder, draft, state, **settings)
+
+    def killed(step, seconds):
+        if step.step == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row(step, seconds)
+
+    checkpoint.save, running.metrics_row = once, killed
+    sys.stdout = sys.stderr
+    cli.main(argv)
+
+
+def main(how, where, *plans):
     torch.set_num_threads(1)
-    found = {}
-    for family, saved_at in zip(plans[::2], plans[1::2], strict=True):
-        (Path(folder) / family).mkdir()
-        found[family] = resumed(Path(folder) / family, family, int(saved_at))
+    if how == "verbs":
+        lines = json.loads(Path(where).read_text())
+        found = [child(partial(verb, **line)) for line in lines]
+    else:
+        found = {}
+        for family, saved_at in zip(plans[::2], plans[1::2], strict=True):
+            (Path(where) / family).mkdir()
+            found[family] = resumed(Path(where) / family, family, int(saved_at))
     sys.stdout.write(json.dumps(found))
 
 

@@ -25,6 +25,8 @@ from transformers import (
 
 from distillspec.models import wrap
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.lora import add_lora
+from distillspec.models.surgery import keep_layers
 from distillspec.models.toy import TableModel
 
 SIZE = 48
@@ -35,6 +37,7 @@ CHAT = (
 )
 SPREAD = 0.4
 FAMILIES = ("llama", "gpt2", "t5", "t5-untied")
+ADAPTER_RANK = 3
 
 
 def random_table(
@@ -149,6 +152,22 @@ def perturbed(model: TransformersModel, scale: float, *, seed: int = 0) -> Trans
             spread = parameter.std() if parameter.numel() > 1 else 0.0
             parameter.add_(noise * spread * scale)
     return wrap(noisy, model.tokenizer.hf)
+
+
+def adapted(family, *, trained=True, kept=None, dtype=torch.float32):
+    """A tiny model with adapters; where `trained`, with other values than they begin with."""
+    model = tiny(family)
+    if kept is not None:
+        model = keep_layers(model, range(2), kept=kept)
+    model.module.to(dtype)
+    add_lora(model.module, ADAPTER_RANK, seed=5)
+    if trained:
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.module.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.add_(noise.to(parameter.dtype) * 0.3)
+    return model
 
 
 def _untie(made: PreTrainedModel, seed: int) -> PreTrainedModel:

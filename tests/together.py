@@ -1,12 +1,13 @@
 """Two processes on this machine's CPU that train one draft together, and what each made of it.
 
-    python together.py copied FOLDER     weights in every process (DDP): the plans of COPIED
-    python together.py sharded FOLDER    weights in parts (FSDP2): the plans of SHARDED
-    python together.py verbs FOLDER FILE the command lines of a JSON file, one after the other
+    python together.py plans FOLDER      with weights in every process (DDP) those of COPIED, in
+                                         FOLDER/copied; in parts (FSDP2) SHARDED's, likewise
+    python together.py verbs FOLDER FILE the command lines of a JSON file, one after the other; for
+                                         each of two processes that a launcher starts
 
-Both processes run every plan, write the weights they end with as FOLDER/NAME-INDEX.pt, and what
-the steps said as FOLDER/NAME-INDEX.json. Halfway the run is saved in FOLDER/NAME and another goes
-on from there. Of a command line, what a process printed is FOLDER/NUMBER-INDEX.out and .err, and
+Both processes run every plan, write the weights they end with as NAME-INDEX.pt, and what the steps
+said as NAME-INDEX.json. Halfway the run is saved in the folder NAME and another goes on from
+there. Of a command line, what a process printed is FOLDER/NUMBER-INDEX.out and .err, and
 its exit code .code. One interpreter serves all: it forks.
 """
 
@@ -19,8 +20,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -154,14 +156,15 @@ def all_of(plans, processes, folder):
         (folder / f"{name}-{processes.index}.json").write_text(json.dumps(told))
 
 
-def copied(folder):
-    with launched() as processes:
-        all_of(COPIED, processes, folder)
+def plans(folder):
+    for name, join, of_kind in (("copied", launched, COPIED), ("sharded", sharding, SHARDED)):
+        (folder / name).mkdir()
+        fork(2, partial(joined, join, of_kind, folder / name))
 
 
-def sharded(folder):
-    with sharding() as processes:
-        all_of(SHARDED, processes, folder)
+def joined(join, of_kind, folder):
+    with join() as processes:
+        all_of(of_kind, processes, folder)
 
 
 @contextmanager
@@ -184,12 +187,18 @@ def sharding() -> Iterator[Group]:
 
 
 def verbs(folder, lines):
-    """Run each command line in two processes; the second is told to stop after step `stop`."""
+    """Run each command line as it was launched, in a fork: a process joins others only once.
+
+    So each has a port of its own to join at, where the launcher's agent does not wait.
+    """
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
     for number, line in enumerate(lines):
-        fork(2, lambda number=number, line=line: verb(folder / str(number), **line))
+        act = partial(verb, folder / str(number), line["argv"], line.get("stop"))
+        end([start(act, MASTER_PORT=str(line["port"]))])
 
 
-def verb(name, *, argv, stop=None):
+def verb(name, argv, stop):
+    """Run a command line and keep what it prints; the second process stops it after a step."""
     index = os.environ["RANK"]
     honest = train.distill
 
@@ -208,30 +217,38 @@ def verb(name, *, argv, stop=None):
     Path(f"{name}-{index}.code").write_text(str(code))
 
 
+def free_ports(count):
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
 def fork(count, act):
     """Run `act` in so many processes that are told of one another as torchrun would tell them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = []
-    for index in range(count):
-        child = os.fork()
-        if child == 0:
-            os.environ |= {
-                "RANK": str(index),
-                "LOCAL_RANK": str(index),
-                "WORLD_SIZE": str(count),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-            try:
-                act()
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
+    (port,) = free_ports(1)
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    end([start(act, RANK=str(i), LOCAL_RANK=str(i), **shared) for i in range(count)])
+
+
+def start(act, **environment):
+    """Run `act` in a fork, with this in its environment; return its number."""
+    child = os.fork()
+    if child == 0:
+        os.environ |= environment
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def end(children):
+    """Wait for forks; end as badly as any of them does."""
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     if any(codes):
         raise SystemExit(f"exit codes {codes}")
@@ -243,4 +260,4 @@ if __name__ == "__main__":
     if how == "verbs":
         verbs(Path(where), json.loads(Path(rest[0]).read_text()))
     else:
-        fork(2, lambda: {"copied": copied, "sharded": sharded}[how](Path(where)))
+        plans(Path(where))

@@ -9,13 +9,8 @@ and weights they leave as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import TypeAlias
-
-import torch
-from torch import Generator, Tensor
 
 from distillspec.decoding import Block, Counts, Gammas, Role, collect, speculate
 from distillspec.decoding.blocks import Finish, Origin, writer
@@ -24,12 +19,9 @@ from distillspec.math.rules import AS_SAMPLED, Proposal
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.processors import LogitsProcessors, as_processors
-from distillspec.models.stopping import StopStrings
-from distillspec.models.text import Messages, Raw, TextStream
+from distillspec.models.requests import Prompt, as_generators, as_ids, as_stops
+from distillspec.models.text import TextStream, Tokenizer
 from distillspec.models.wrapping import HuggingFaceModel, HuggingFaceTokenizer, as_model
-
-Prompt: TypeAlias = str | Raw | Messages | Tensor | Sequence[int]
-"""A text (a user's message to a chat model), a text as it stands, messages, or ids."""
 
 
 @dataclass(frozen=True)
@@ -152,30 +144,30 @@ def generate(
     Raises:
         UserError: naming what cannot be used.
     """
-    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed, sampling)
-    ids, strings = _stops(stop, call.target)
-    blocks = speculate(
-        call.target,
-        call.draft,
-        call.ids,
-        gamma=gamma if call.draft is not None else 0,
+    call = _start(
+        target,
+        draft,
+        prompts,
+        tokenizer=tokenizer,
+        draft_tokenizer=draft_tokenizer,
+        gamma=gamma,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         draft_sampling=draft_sampling,
         proposal=proposal,
-        processors=as_processors(processors),
-        stop=ids,
-        stop_when=strings,
-        generators=call.generators,
+        processors=processors,
+        stop=stop,
+        n=n,
+        seed=seed,
         batch_size=batch_size,
     )
-    outputs = collect(map(_without_states, blocks), len(call.ids))
+    outputs = collect(map(_without_states, call.blocks), call.rows)
     return Generation(
         tuple(
             Completion(
                 prompt=row // n,
                 sample=row % n,
-                text=call.target.tokenizer.decode(output.ids),
+                text=call.tokenizer.decode(output.ids),
                 ids=output.ids,
                 roles=output.roles,
                 finish_reason=output.finish_reason,
@@ -209,46 +201,57 @@ def stream(
     The arguments, and what they are checked for before the first piece, are those of `generate`.
     To stop early, stop iterating: nothing runs between two pieces.
     """
-    call = _call(target, draft, tokenizer, draft_tokenizer, prompts, n, seed, sampling)
-    ids, strings = _stops(stop, call.target)
-    blocks = speculate(
-        call.target,
-        call.draft,
-        call.ids,
-        gamma=gamma if call.draft is not None else 0,
+    call = _start(
+        target,
+        draft,
+        prompts,
+        tokenizer=tokenizer,
+        draft_tokenizer=draft_tokenizer,
+        gamma=gamma,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         draft_sampling=draft_sampling,
         proposal=proposal,
-        processors=as_processors(processors),
-        stop=ids,
-        stop_when=strings,
-        generators=call.generators,
+        processors=processors,
+        stop=stop,
+        n=n,
+        seed=seed,
         batch_size=batch_size,
     )
-    return _pieces(call, blocks, n)
+    return _pieces(call, n)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What the engine needs of a call's arguments."""
+    """A call whose arguments have been checked."""
 
-    target: TransformersModel
-    draft: TransformersModel | None
-    ids: list[Tensor]
-    generators: list[Generator] | None
+    tokenizer: Tokenizer
+    """The target's."""
+    rows: int
+    """Completions: n of each prompt, one after the other."""
+    blocks: Iterator[Block]
+    """Of the engine, still to run."""
 
 
-def _call(
+def _start(
     target: TransformersModel | HuggingFaceModel,
     draft: TransformersModel | HuggingFaceModel | None,
+    prompts: Prompt | Sequence[Prompt],
+    *,
     tokenizer: HuggingFaceTokenizer | None,
     draft_tokenizer: HuggingFaceTokenizer | None,
-    prompts: Prompt | Sequence[Prompt],
+    gamma: int | Gammas,
+    max_new_tokens: int,
+    sampling: Sampling,
+    draft_sampling: Sampling | None,
+    proposal: Proposal,
+    processors: LogitsProcessors,
+    stop: Sequence[int | str] | None,
     n: int,
     seed: int | Sequence[int] | None,
-    sampling: Sampling,
+    batch_size: int | None,
 ) -> _Call:
+    """Check the arguments, which are those of `generate`, and start the engine."""
     if type(n) is not int or n < 1:
         raise UserError(f"n is {n!r}; expected a whole number of at least 1")
     if not isinstance(sampling, Sampling):
@@ -258,72 +261,26 @@ def _call(
     if draft is not None:
         given = tokenizer if draft_tokenizer is None else draft_tokenizer
         small = as_model(draft, large.tokenizer.hf if given is None else given, "draft")
-    ids = [_ids(large, prompt) for prompt in _several(prompts)]
-    return _Call(
+    ids = as_ids(prompts, large.tokenizer)
+    generators = as_generators(seed, len(ids), n)
+    stop_ids, stop_strings = as_stops(stop, large.tokenizer)
+    rows = [one for one in ids for _ in range(n)]
+    blocks = speculate(
         large,
         small,
-        [one for one in ids for _ in range(n)],
-        None if seed is None else _generators(seed, len(ids), n),
+        rows,
+        gamma=gamma if small is not None else 0,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        draft_sampling=draft_sampling,
+        proposal=proposal,
+        processors=as_processors(processors),
+        stop=stop_ids,
+        stop_when=stop_strings,
+        generators=generators,
+        batch_size=batch_size,
     )
-
-
-def _stops(
-    stop: Sequence[int | str] | None, target: TransformersModel
-) -> tuple[list[int] | None, StopStrings | None]:
-    """Tell ids and strings apart; None where there are none."""
-    if isinstance(stop, (str, Integral)):  # a text is a list of its characters, to Python
-        raise UserError(f"stop is {stop!r}; expected a list of ids and strings: stop=[{stop!r}]")
-    listed = () if stop is None else tuple(stop)
-    for one in listed:
-        if not isinstance(one, (str, Integral)):
-            raise UserError(f"stop has {one!r}; expected ids and strings")
-    ids = None if stop is None else [int(one) for one in listed if not isinstance(one, str)]
-    strings = tuple(one for one in listed if isinstance(one, str))
-    if not strings:
-        return ids, None
-    return ids or None, StopStrings(target.tokenizer, strings)
-
-
-def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Make a list of what may be a single prompt: a text, ids, or a conversation."""
-    if isinstance(prompts, (str, Raw, Tensor)):
-        return [prompts]
-    # A tokenizer's output would be read as the texts "input_ids" and "attention_mask"
-    if isinstance(prompts, Mapping) or not hasattr(prompts, "__getitem__"):
-        raise UserError(
-            f"the prompts are a {type(prompts).__name__}; expected a text, messages (a list), ids "
-            "(such as a tokenizer's input_ids), or a list of such prompts"
-        )
-    first = prompts[0] if len(prompts) else None
-    return [prompts] if isinstance(first, (Integral, Mapping)) else prompts  # type: ignore[list-item,return-value]  # told apart by the first element, which types cannot say
-
-
-def _ids(model: TransformersModel, prompt: Prompt) -> Tensor:
-    if isinstance(prompt, Tensor):
-        return prompt
-    if not isinstance(prompt, (str, Raw)) and len(prompt) and isinstance(prompt[0], Integral):
-        return torch.tensor(prompt, dtype=torch.int64)
-    return model.tokenizer.prompt(prompt)  # type: ignore[arg-type]  # not ids, by the line above
-
-
-def _generators(seed: int | Sequence[int], prompts: int, n: int) -> list[Generator]:
-    """Make one generator per sample: by the seed and the place, or by the prompt's own seed."""
-    given = [seed] if isinstance(seed, Integral) or not isinstance(seed, Sequence) else seed
-    for one in given:
-        if not isinstance(one, Integral):
-            raise UserError(f"a seed is {one!r}; expected a whole number, or one per prompt")
-    if isinstance(seed, Integral):
-        seeds = [int(seed) * 1_000_003 + i for i in range(prompts)]
-    elif len(given) == prompts:
-        seeds = [int(one) * 1_000_003 for one in given]
-    else:
-        raise UserError(f"{len(given)} seeds for {prompts} prompts; give one, or one per prompt")
-    # torch's generators take 32 of a seed's bits: samples are set apart within those
-    return [
-        Generator().manual_seed((one + 65_537 * sample) % 2**63)
-        for one in seeds
-        for sample in range(n)
-    ]
+    return _Call(large.tokenizer, len(rows), blocks)
 
 
 def _without_states(block: Block) -> Block:
@@ -331,11 +288,11 @@ def _without_states(block: Block) -> Block:
     return replace(block, states=tuple(states[:0] for states in block.states))
 
 
-def _pieces(call: _Call, blocks: Iterator[Block], n: int) -> Iterator[Piece]:
+def _pieces(call: _Call, n: int) -> Iterator[Piece]:
     texts: dict[int, TextStream] = {}
-    for block in blocks:
+    for block in call.blocks:
         for i, row in enumerate(block.rows):
-            text = texts.setdefault(row, TextStream(call.target.tokenizer))
+            text = texts.setdefault(row, TextStream(call.tokenizer))
             new, end = text.push(block.ids[i]), block.finished[i]
             if end is not None:
                 new += text.finish()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import distillspec
 from distillspec import cli
 from distillspec.commands import decode, running
 from distillspec.commands import settings as verbs
@@ -77,15 +78,14 @@ def test_from_new_draft_to_measured_gain(capsys, tmp_path, prompts, family):
     )  # fmt: skip
     assert code == 0
 
-    measured = []
-    for draft in (tuned["out"], distilled["out"]):
-        code, found, _ = run(
-            capsys, "measure", "--target", target, "--draft", draft, "--prompts", prompts,
-            "--gamma", "1..3", "--max-new-tokens", 12, "--clock-prompts", 2, "--repetitions", 1,
-        )  # fmt: skip
-        assert code == 0
-        measured.append(found["alpha"]["value"])
-    assert measured[1] > measured[0] + 0.05
+    code, found, _ = run(
+        capsys, "measure", "--target", target, "--draft", f"{tuned['out']},{distilled['out']}",
+        "--prompts", prompts, "--gamma", "1..3", "--max-new-tokens", 12, "--clock-prompts", 2,
+        "--repetitions", 1,
+    )  # fmt: skip
+    assert code == 0
+    before, after = (one["alpha"]["value"] for one in found["drafts"])
+    assert after > before + 0.05
 
 
 def test_generated_ids_are_trained_on_as_they_were_sampled(capsys, tmp_path, pair, prompts):
@@ -294,6 +294,14 @@ def test_help_imports_nothing_heavy():
     )
     for verb in cli.VERBS:
         assert verb in done.stdout
+
+
+def test_the_package_is_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "distillspec", "--version"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == distillspec.__version__
 
 
 def test_every_field_has_a_help_text_and_shows_its_default(capsys):

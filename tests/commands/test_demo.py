@@ -45,6 +45,9 @@ def test_the_whole_path_on_a_tiny_target(capsys, tmp_path, monkeypatch):
     prompts.write_text("\n".join(dict.fromkeys(lines)) + "\n")
     monkeypatch.setattr(demo, "SHARES", dict.fromkeys(demo.SHARES, 0.015))
     monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 16)
+    # A race of 3 prompts by 12 tokens runs every lane as one of 8 by 40 does.
+    monkeypatch.setattr(demo, "CLOCKED", 3)
+    monkeypatch.setattr(demo, "RACE_TOKENS", 12)
     out = tmp_path / "demo"
     arguments = ["--target", str(target), "--prompts", str(prompts), "--minutes", "2"]
     assert cli.main(["demo", *arguments, "--out", str(out), "--json"]) == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,23 +10,6 @@ import torch
 from distillspec.models import load, wrap
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
-
-PLAIN = """
-import json, sys, torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-found = {}
-for folder in sys.argv[1:]:
-    family = AutoModelForSeq2SeqLM if "t5" in folder else AutoModelForCausalLM
-    model = family.from_pretrained(folder).eval()
-    AutoTokenizer.from_pretrained(folder)
-    ids = torch.tensor([[6, 9, 12, 7]])
-    extra = {"decoder_input_ids": ids} if "t5" in folder else {}
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    with torch.no_grad():
-        found[folder] = [model(input_ids=ids, **extra).logits.double().tolist(), tied]
-assert not any(name.startswith("distillspec") for name in sys.modules)
-print(json.dumps(found))
-"""
 
 
 def exported(capsys, draft, target, out, *flags):
@@ -39,59 +20,24 @@ def exported(capsys, draft, target, out, *flags):
     return found
 
 
-@torch.no_grad()
-def logits(hf, family):
-    ids = torch.tensor([[6, 9, 12, 7]])
-    extra = {"decoder_input_ids": ids} if family.startswith("t5") else {}
-    return hf(input_ids=ids, **extra).logits.double().tolist()
-
-
-def test_a_fresh_process_without_us_gets_the_same_logits(capsys, tmp_path):
-    """Tied Llama and T5, in the same type and in another; a trimmed head comes back whole."""
-    expected = {}
-    for family in ("llama", "t5"):
-        target = saved(tmp_path / f"{family}-target", family)
-        draft = saved(tmp_path / f"{family}-draft", family, seed=1)
-        out = tmp_path / f"{family}-out"
-        found = exported(capsys, draft, target, out)
-        assert found["tied"]
-        assert found["dtype"] == "float32"
-        expected[str(out)] = [logits(load(draft).module, family), True]
-    half = tmp_path / "half"
-    exported(
-        capsys, tmp_path / "llama-draft", tmp_path / "llama-target", half, "--dtype", "bfloat16"
-    )
-    model = load(str(tmp_path / "llama-draft"), dtype=torch.bfloat16)
-    expected[str(half)] = [logits(model.module, "llama"), True]
-    trimmed, out = tmp_path / "trimmed", tmp_path / "whole"
+def test_a_trimmed_head_is_told_of(capsys, tmp_path):
+    target = saved(tmp_path / "target")
     rows = [{"prompt": " ".join(WORDS), "target": "w6 w7"}]
     prompts = write_rows(tmp_path / "texts.jsonl", rows)
+    trimmed, out = tmp_path / "trimmed", tmp_path / "whole"
     run(
-        capsys, "new-draft", "--target", tmp_path / "llama-target", "--layers", "0", "--out",
-        trimmed, "--keep-ids", 20, "--prompts", prompts,
+        capsys, "new-draft", "--target", target, "--layers", "0", "--out", trimmed, "--keep-ids",
+        20, "--prompts", prompts,
     )  # fmt: skip
-    found = exported(capsys, trimmed, tmp_path / "llama-target", out)
+    found = exported(capsys, trimmed, target, out)
     assert found["kept"] >= 20
+    assert not found["tied"]
     assert 0 < found["dropped_mass"] < 1
     assert any("trimming left out" in one for one in found["warnings"]) == (
         found["dropped_mass"] > 0.02
     )
     assert not (out / "kept_ids.json").exists()
     assert "trimmed to" in (out / "README.md").read_text()
-    found = subprocess.run(
-        [sys.executable, "-c", PLAIN, *expected, str(out)],
-        check=True, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    theirs = json.loads(found.stdout.splitlines()[-1])
-    whole, _ = theirs.pop(str(out))
-    assert theirs == expected
-    kept = load(str(trimmed)).kept
-    with torch.no_grad():
-        ours = load(str(trimmed)).module(input_ids=torch.tensor([[6, 9, 12, 7]])).logits
-    whole = torch.tensor(whole, dtype=torch.float64)
-    assert torch.allclose(whole[..., kept], ours.double())
-    dropped = torch.ones(48, dtype=torch.bool).index_fill(0, kept, False)
-    assert bool((whole[..., dropped] == 0).all())  # and not what they were before training
 
 
 @pytest.mark.parametrize(("target_rows", "draft_rows"), [(64, 48), (48, 64)])
@@ -101,6 +47,7 @@ def test_the_draft_gets_as_many_rows_as_the_target(capsys, tmp_path, target_rows
     out = tmp_path / "out"
     found = exported(capsys, tmp_path / "draft", tmp_path / "target", out)
     assert (found["rows"], found["rows_before"]) == (target_rows, draft_rows)
+    assert (found["tied"], found["dtype"]) == (True, "float32")
     config = json.loads((out / "config.json").read_text())
     assert config["vocab_size"] == target_rows
     assert config["use_cache"] is True

@@ -10,6 +10,7 @@ from distillspec import cli
 from distillspec.decoding import speculative
 from distillspec.math.verification import Verdict
 from distillspec.models import loading, wrap
+from distillspec.studies.clock import Timer
 from scripted import save_scripted
 from support import module, perturbed, word_tokenizer
 
@@ -170,6 +171,39 @@ def test_a_broken_engine_is_told_by_exit_code_3(capsys, tmp_path, models, words,
     assert code == 3
     assert found["same_output"]["different"] > 0
     assert found["unmet"][0] in err
+
+
+@pytest.mark.parametrize(("at", "kept"), [(5, 4), (13, 12)], ids=["batch", "clock"])
+def test_what_was_decoded_outlives_an_interrupt(
+    capsys, tmp_path, models, words, monkeypatch, at, kept
+):
+    """The bug: rows were written at the end alone, and hours of them were lost by a Ctrl-C.
+
+    Of five prompts in batches of two: runs 1 and 2 warm up, 3 to 8 decode the batches both ways, 9
+    and 10 warm up again, and two each decode a prompt on the clock.
+    """
+    pair, whole, cut = (models["target"], models["near"]), tmp_path / "whole", tmp_path / "cut"
+    assert evaluated(capsys, words, pair, whole)[0] == 0
+    runs, decode = [], Timer.run
+
+    def interrupted(self, *arguments):
+        runs.append(None)
+        if len(runs) == at:
+            raise KeyboardInterrupt
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(Timer, "run", interrupted)
+    code, _, err = evaluated(capsys, words, pair, cut)
+    assert code == 130
+    assert err.splitlines()[-1] == "distillspec: interrupted"
+    assert not (cut / "result.json").exists()
+    rows, all_rows = (
+        [{key: row[key] for key in row if key != "seconds"} for row in rows_of(run)]
+        for run in (cut, whole)
+    )
+    assert len(rows) == kept
+    assert len(all_rows) == 14
+    assert all(row in all_rows for row in rows)
 
 
 def test_a_lenient_rule_is_evaluated_without_a_forecast(capsys, tmp_path, models, words):

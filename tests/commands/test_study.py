@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -235,6 +237,20 @@ def test_a_cost_counts_no_ids_that_are_not_known(place, capsys):
     assert sizes["last"] is None
 
 
+def test_a_status_needs_no_torch(place):
+    words = [str(word) for word in arguments(place, "status", FILE.replace("RECIPE", "imitkd"))]
+    program = (
+        "import sys; from distillspec.cli import main; code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(repr(heavy) if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 of 7 cells done" in done.stdout
+
+
 SCRIPT = """
 from distillspec.report.findings import Curve, Finding, curves, not_run
 from distillspec.report.reading import Interval
@@ -252,17 +268,48 @@ def finding(results):
 """
 
 
+def write_results(place):
+    """One row of results; return it."""
+    (place / "out").mkdir()
+    row = {"key": "a", "step": "fresh", "axes": {"size": "small"}, "result": {"width": 8}}
+    about = {"verb": "new-model", "versions": {"torch": "2"}, "code": None, "seconds": 3}
+    write_rows(place / "out" / "results.jsonl", [row | about])
+    return row | about
+
+
+def test_a_script_that_dies_is_told_in_one_line_and_the_others_go_on(place, capsys):
+    """The bug: a traceback, and no page."""
+    text = FILE.replace("RECIPE", "imitkd") + "findings: [two.py, one.py, three.py, four.py]\n"
+    (place / "one.py").write_text(SCRIPT)
+    (place / "two.py").write_text('def finding(results):\n    return {}["<alpha>"]\n')
+    (place / "three.py").write_text("import no_such_module\n")
+    (place / "four.py").write_text("x = 1\n")
+    write_results(place)
+    code, found, err = run(capsys, *arguments(place, "report", text))
+    assert code == 3
+    assert [one["number"] for one in found["findings"]] == ["1"]
+    assert found["scripts_failed"] == {
+        "two.py": "line 2: KeyError: '<alpha>'",
+        "three.py": "line 1: ModuleNotFoundError: No module named 'no_such_module'",
+        "four.py": "has no function finding(results) (docs/study.md)",
+    }
+    assert found["unmet"] == ["3 scripts of findings failed"]
+    assert "failed: two.py: line 2: KeyError: '<alpha>'" in err
+    assert "Traceback" not in err
+    page = (place / "out" / "report" / "index.html").read_text("utf-8")
+    for part in ("8 &lt; 16.", "two.py: line 2: KeyError: &#39;&lt;alpha&gt;&#39;"):
+        assert part in page
+
+
 def test_a_report_shows_what_the_scripts_say(place, capsys):
     text = FILE.replace("RECIPE", "imitkd") + "findings: [one.py, two.py]\n"
     (place / "one.py").write_text(SCRIPT)
     (place / "two.py").write_text(SCRIPT.replace("small", "huge"))
     assert "no results yet" in refused(capsys, *arguments(place, "report", text))
-    (place / "out").mkdir()
-    row = {"key": "a", "step": "fresh", "axes": {"size": "small"}, "result": {"width": 8}}
-    about = {"verb": "new-model", "versions": {"torch": "2"}, "code": None, "seconds": 3}
-    write_rows(place / "out" / "results.jsonl", [row | about])
+    row = write_results(place)
     code, found, _ = run(capsys, *arguments(place, "report", text))
     assert code == 0
+    assert found["scripts_failed"] == {}
     assert [one["outcome"] for one in found["findings"]] == ["holds", "not run"]
     assert [one["said"] for one in found["findings"]][0] == "8 < 16."
     page = (place / "out" / "report" / "index.html").read_text("utf-8")
@@ -274,10 +321,8 @@ def test_a_report_shows_what_the_scripts_say(place, capsys):
     assert 'href="http' not in page
     names = {path.name for path in (place / "out" / "report").iterdir()}
     assert names == {"index.html", "finding-1.svg", "finding-1.png"}
-    (place / "two.py").write_text("x = 1\n")
-    assert "no function finding" in refused(capsys, *arguments(place, "report", text))
     write_rows(place / "out" / "results.jsonl", [{"other": 1}])
     assert "no results of a study" in refused(capsys, *arguments(place, "status", text))
-    write_rows(place / "out" / "results.jsonl", [row | about])
+    write_rows(place / "out" / "results.jsonl", [row])
     (place / "two.py").unlink()
     assert "no such script" in refused(capsys, *arguments(place, "report", text))

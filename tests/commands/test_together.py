@@ -55,7 +55,11 @@ class Said:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory, flags):
-    """Several command lines, run by two processes each."""
+    """Several command lines, run by two processes each.
+
+    `accelerate launch` itself starts them, by our configuration, once for all, since most of their
+    time goes into imports; on CPUs it starts several processes only if told MULTI_GPU.
+    """
     folder = tmp_path_factory.mktemp("said")
     distilled = [*flags, "--steps", "4", "--out"]
     lines = {
@@ -66,10 +70,19 @@ def said(tmp_path_factory, flags):
         "device": {"argv": [*distilled, str(folder / "other"), "--device", "cuda:1"]},
         "measure": {"argv": ["measure", "--cost", "target=20,draft=2,overhead=1"]},
     }
+    for line, port in zip(lines.values(), together.free_ports(len(lines)), strict=True):
+        line["port"] = port
     file = folder / "lines.json"
     file.write_text(json.dumps(list(lines.values())))
-    command = [sys.executable, together.__file__, "verbs", str(folder), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("accelerate")), "launch", "--config_file",
+            str(CONFIGS / "ddp.yaml"), "--num_processes", "2", together.__file__, "verbs",
+            str(folder), str(file),
+        ],
+        capture_output=True, text=True, check=False, timeout=500,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, {name: Said(folder / str(i)) for i, name in enumerate(lines)}
 
@@ -140,25 +153,6 @@ def test_a_stop_that_reaches_one_process_ends_both_after_the_same_step(said, cap
         row["step"] for row in rows_of(folder / "run")
     ]
     assert checkpoint.newest(folder / "stopped" / "checkpoints").name == "step-4"
-
-
-def test_the_launcher_starts_it_by_our_configuration(tmp_path, flags, said):
-    """`accelerate launch` itself; on CPUs it starts several processes only if told MULTI_GPU."""
-    folder, _ = said
-    launcher = Path(sys.executable).with_name("accelerate")
-    done = subprocess.run(
-        [
-            str(launcher), "launch", "--config_file", str(CONFIGS / "ddp.yaml"),
-            "--num_processes", "2", "-m", "distillspec", *flags, "--steps", "4",
-            "--out", str(tmp_path / "run"),
-        ],
-        capture_output=True, text=True, check=False, timeout=500,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    assert json.loads(line)["processes"] == 2
-    agree(weights(tmp_path / "run"), weights(folder / "run"))
 
 
 def test_a_step_that_must_be_whole_is_not_cut(capsys, tmp_path, flags):

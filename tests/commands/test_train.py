@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import killing
 from distillspec import cli
 from distillspec.commands import held_out, running
 from distillspec.commands.held_out import Evaluation, Judge, Serving
@@ -34,10 +35,9 @@ def pair(tmp_path_factory):
     return saved(folder / "target"), saved(folder / "draft", noise=0.05)
 
 
-@pytest.fixture
-def prompts(tmp_path):
+def prompts_in(folder):
     return write_rows(
-        tmp_path / "prompts.jsonl",
+        folder / "prompts.jsonl",
         [
             {
                 "id": f"row{i}",
@@ -49,18 +49,31 @@ def prompts(tmp_path):
     )
 
 
-@pytest.fixture
-def held(tmp_path):
-    return write_rows(tmp_path / "held.jsonl", [{"prompt": f"w{i} w9"} for i in range(20, 26)])
+def held_in(folder):
+    return write_rows(folder / "held.jsonl", [{"prompt": f"w{i} w9"} for i in range(20, 26)])
 
 
-@pytest.fixture
-def flags(pair, prompts):
+def flags_of(pair, prompts):
     """A distillation of three steps an epoch, half of it on-policy, that really moves."""
     return [
         "distill", "--target", pair[0], "--draft", pair[1], "--prompts", prompts, "--batch-size", 3,
         "--optimizer", "adamw", "--learning-rate", "1e-2", "--max-new-tokens", 6, "--keep", 9,
     ]  # fmt: skip
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    return prompts_in(tmp_path)
+
+
+@pytest.fixture
+def held(tmp_path):
+    return held_in(tmp_path)
+
+
+@pytest.fixture
+def flags(pair, prompts):
+    return flags_of(pair, prompts)
 
 
 def rows_of(out):
@@ -81,41 +94,47 @@ def equal(a, b):
 
 # Killed.
 
-KILLED = """
-import os, signal, sys
-from distillspec import cli
-from distillspec.commands import running
-from distillspec.training import checkpoint
-at, dies = int(sys.argv[1]), int(sys.argv[2])
-save, row = checkpoint.save, running.metrics_row
-def once(folder, draft, state, **settings):
-    if state.step == at:
-        save(folder, draft, state, **settings)
-def killed(step, seconds):
-    if step.step == dies:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return row(step, seconds)
-checkpoint.save, running.metrics_row = once, killed
-cli.main(sys.argv[3:])
-"""
+CASES = {"inside": (4, ()), "edge": (6, ()), "lora": (4, ("--lora", "4"))}
+"""The step of the only checkpoint, and more flags. Two steps after it are logged."""
 
 
-@pytest.mark.parametrize(
-    ("saved_at", "more"), [(4, []), (6, []), (4, ["--lora", "4"])], ids=["inside", "edge", "lora"]
-)
-def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(
-    capsys, tmp_path, flags, held, saved_at, more
-):
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, pair):
+    """The command lines of the cases, and a folder with each one's run, killed; one interpreter."""
+    folder = tmp_path_factory.mktemp("killed")
+    flags = [
+        *flags_of(pair, prompts_in(folder)), "--steps", 10, "--held-out", held_in(folder),
+        "--evaluate-every", 99,
+    ]  # fmt: skip
+    lines = {name: [*map(str, flags), *more] for name, (_, more) in CASES.items()}
+    file = folder / "lines.json"
+    ends = ["--save-every", "0", "--out"]
+    deaths = [
+        {
+            "saved_at": at,
+            "dies_at": at + 3,
+            "threads": torch.get_num_threads(),
+            "argv": [*lines[name], *ends, str(folder / name)],
+        }
+        for name, (at, _) in CASES.items()
+    ]
+    file.write_text(json.dumps(deaths))
+    done = subprocess.run(
+        [sys.executable, killing.__file__, "verbs", str(file)],
+        capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [signal.SIGKILL] * len(CASES), done.stderr
+    return folder, lines
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(capsys, tmp_path, killed, case):
     """Inside an epoch and at its edge; two steps more than the checkpoint had been logged."""
-    flags = [*flags, *more, "--steps", "10", "--held-out", held, "--evaluate-every", "99"]
-    arguments = [*map(str, flags)]
+    saved_at, _ = CASES[case]
+    folder, lines = killed
+    out, arguments = folder / case, lines[case]
     _, whole, _ = run(capsys, *arguments, "--out", tmp_path / "whole")
-    out = tmp_path / "killed"
-    script = [sys.executable, "-c", KILLED, str(saved_at), str(saved_at + 3), *arguments]
-    died = subprocess.run(
-        [*script, "--out", str(out), "--save-every", "0"], capture_output=True, check=False
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr
     assert rows_of(out)[-1]["step"] == saved_at + 2
     code, found, _ = run(capsys, *arguments, "--out", out, "--resume")
     assert code == 0

@@ -69,7 +69,7 @@ def test_greedy_tables():
 def test_greedy_speculative_is_greedy(family):
     """transformers#30042, #30413 (positions moved by a round), #39421, #25921: in float32."""
     target, near, far = family
-    for draft, gammas in ((near, (1, 2, 4, 6, 8)), (far, (3, 5, 7))):
+    for draft, gammas in ((near, (1, 4, 8)), (far, (3, 6))):
         checks.check_greedy(target, draft, PROMPTS, gammas=gammas, count=16, batches=(1, 4))
 
 

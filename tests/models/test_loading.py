@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import gguf
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 from transformers.utils import logging
 
 from distillspec.errors import UserError
 from distillspec.models import load, load_tokenizer, loading, saving, wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers
-from support import FAMILIES, SIZE, byte_tokenizer, module, tiny
+from support import (
+    FAMILIES,
+    SIZE,
+    SPREAD,
+    byte_tokenizer,
+    module,
+    seeded,
+    tiny,
+    word_tokenizer,
+)
 
 BATCH = Batch((torch.tensor([7, 8, 1]), torch.tensor([9])), (torch.tensor([20, 21, 1]),) * 2)
 KEPT = torch.arange(10, 30)
@@ -49,10 +61,7 @@ def test_a_saved_model_comes_back_bitwise_and_as_tied_as_it_was(family, tmp_path
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trained_trimmed_draft_comes_back_trimmed_and_bitwise(family, tmp_path):
     target = tiny(family, layers=3)
-    draft = keep_layers(target, [0, 2], kept=KEPT)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter.add_(0.01)
+    draft = trained(keep_layers(target, [0, 2], kept=KEPT))
     draft.save(tmp_path / "draft")
     again = load(tmp_path / "draft")
     assert torch.equal(again.kept, draft.kept)
@@ -65,49 +74,57 @@ def test_a_trained_trimmed_draft_comes_back_trimmed_and_bitwise(family, tmp_path
     assert first == second
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_plain_transformers_loads_a_trimmed_draft_untrimmed(family, tmp_path):
-    """A round trip alone would not notice a layout that only we can read."""
-    target = tiny(family)
-    draft = keep_layers(target, [0], kept=KEPT)
-    before = target.module.get_output_embeddings().weight.detach().clone()
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter.add_(0.01)
-    draft.save(tmp_path)
-    torch.save(logits(draft), tmp_path / "expected.pt")
+@torch.no_grad()
+def plain_and_logits(folder, family):
+    """Load as anyone would; its logits at the first row of `BATCH`, like ours."""
     auto = AutoModelForSeq2SeqLM if "t5" in family else AutoModelForCausalLM
-    plain = auto.from_pretrained(tmp_path)
-    rows = plain.get_output_embeddings().weight.detach()
-    dropped = [i for i in range(SIZE) if i not in draft.kept]
-    assert torch.equal(rows[dropped], before[dropped])
-    assert torch.equal(rows[draft.kept], draft.module.get_output_embeddings().weight)
+    plain = auto.from_pretrained(folder)
     prompt, completion = BATCH.prompts[0][None], BATCH.completions[0]
     if "t5" in family:
         start = torch.tensor([[0, *completion[:-1].tolist()]])
-        theirs = plain(input_ids=prompt, decoder_input_ids=start).logits[0]
-    else:
-        theirs = plain(input_ids=torch.cat([prompt, completion[None, :-1]], 1)).logits[0, 2:]
+        return plain, plain(input_ids=prompt, decoder_input_ids=start).logits[0]
+    return plain, plain(input_ids=torch.cat([prompt, completion[None, :-1]], 1)).logits[0, 2:]
+
+
+def trained(draft):
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.01)
+    return draft
+
+
+def dropped_by(draft):
+    return [i for i in range(SIZE) if i not in draft.kept]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_transformers_loads_a_trimmed_draft_untrimmed(family, tmp_path):
+    """A round trip alone would not notice a layout that only we can read. The bug: rows that
+    trimming left out stayed what they were, and an engine that opened the folder drafted them."""
+    draft = trained(keep_layers(tiny(family), [0], kept=KEPT))
+    inputs = draft.module.get_input_embeddings().weight.detach().clone()
+    draft.save(tmp_path)
+    plain, theirs = plain_and_logits(tmp_path, family)
+    dropped = dropped_by(draft)
+    assert (theirs[:, dropped] == 0).all()
+    assert torch.equal(plain.get_input_embeddings().weight, inputs)  # one with the head, before
+    assert inputs[dropped].any(1).all()
+    rows = plain.get_output_embeddings().weight
+    assert torch.equal(rows[draft.kept], draft.module.get_output_embeddings().weight)
     assert torch.allclose(theirs[:, draft.kept], logits(draft)[:3, draft.kept], atol=1e-4)
 
 
-def test_a_fresh_process_without_our_package_reads_the_export(tmp_path):
-    draft = keep_layers(tiny("llama"), [1], kept=KEPT)
+def test_a_head_with_a_bias_never_drafts_what_trimming_left_out(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = PhiConfig(
+        vocab_size=SIZE, num_hidden_layers=1, initializer_range=SPREAD, eos_token_id=1, **sizes
+    )
+    whole = wrap(seeded(lambda: PhiForCausalLM(config), 0), word_tokenizer())
+    draft = trained(keep_layers(whole, [0], kept=KEPT))
     draft.save(tmp_path)
-    script = (
-        "import sys, torch; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f"m = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
-        f"t = AutoTokenizer.from_pretrained({str(tmp_path)!r})\n"
-        "assert 'distillspec' not in sys.modules\n"
-        "ids = t('w7 w8').input_ids\n"
-        "print(ids, [round(x, 4) for x in m(torch.tensor([ids])).logits[0, -1, 10:14].tolist()])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
-    )
-    hidden = draft.hidden(Batch((torch.tensor([7, 8]),), (torch.tensor([1]),)))
-    expected = [round(x, 4) for x in draft.head(hidden)[0, 10:14].tolist()]
-    assert done.stdout.strip() == f"[7, 8] {expected}"
+    _, theirs = plain_and_logits(tmp_path, "phi")
+    assert (theirs[:, dropped_by(draft)] == -1e4).all()
+    assert torch.equal(logits(load(tmp_path)), logits(draft))
 
 
 def test_loading_changes_the_type_on_request_and_nothing_global(tmp_path, capfd):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -16,28 +13,10 @@ from distillspec.math.sampling import Sampling
 from distillspec.models import load, lora
 from distillspec.models.lora import ALPHA_PER_RANK, add_lora, merged
 from distillspec.models.protocol import Batch
-from distillspec.models.surgery import keep_layers
-from support import FAMILIES, tiny
+from support import ADAPTER_RANK, FAMILIES, adapted, tiny
 
-RANK = 3
 TEXT = torch.tensor([7, 8, 9, 10])
 BATCH = Batch((TEXT, TEXT[:2]), (TEXT[:3], TEXT))
-
-
-def adapted(family, *, trained=True, kept=None, dtype=torch.float32):
-    """A tiny model with adapters; where `trained`, with other values than they begin with."""
-    model = tiny(family)
-    if kept is not None:
-        model = keep_layers(model, range(2), kept=kept)
-    model.module.to(dtype)
-    add_lora(model.module, RANK, seed=5)
-    if trained:
-        generator = torch.Generator().manual_seed(1)
-        for parameter in model.module.parameters():
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.data.add_(noise.to(parameter.dtype) * 0.3)
-    return model
 
 
 def logits(model):
@@ -81,7 +60,7 @@ def test_the_seed_decides_and_the_global_random_state_is_left_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     other = tiny("llama")
-    add_lora(other.module, RANK, seed=6)
+    add_lora(other.module, ADAPTER_RANK, seed=6)
     assert not all(torch.equal(first[name], v) for name, v in other.module.state_dict().items())
 
 
@@ -102,21 +81,6 @@ def test_decoding_runs_the_adapters(family):
 
 # Merged.
 
-LOAD = """
-import json, sys, torch
-sys.modules["peft"] = None  # any import of it fails
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-ids = torch.tensor([[7, 8, 9, 10]])
-for folder in sys.argv[1:]:
-    seq2seq = "t5" in folder.rpartition("/")[2]
-    family = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
-    model, report = family.from_pretrained(folder, output_loading_info=True)
-    given = {"decoder_input_ids": ids} if seq2seq else {}
-    with torch.no_grad():
-        logits = model.eval()(input_ids=ids, **given).logits
-    print(json.dumps([logits.tolist(), sorted(report["unexpected_keys"])]))
-"""
-
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_saved_is_a_plain_folder_and_training_may_go_on(tmp_path, family):
@@ -133,27 +97,6 @@ def test_what_is_saved_is_a_plain_folder_and_training_may_go_on(tmp_path, family
     assert load(tmp_path / "merged").module.state_dict().keys() == plain.module.state_dict().keys()
 
 
-def test_a_saved_draft_loads_without_peft_or_this_package(tmp_path):
-    """speculators#1041: what we write and what we read may agree on a mistake."""
-    models = {family: adapted(family) for family in FAMILIES}
-    for family, model in models.items():
-        model.save(tmp_path / family)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, *(str(tmp_path / family) for family in models)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ids = TEXT[None]
-    for line, (family, model) in zip(done.stdout.splitlines(), models.items(), strict=True):
-        found, unexpected = json.loads(line)
-        given = {"decoder_input_ids": ids} if "t5" in family else {}
-        with torch.no_grad():
-            expected = model.module(input_ids=ids, **given).logits
-        assert torch.allclose(torch.tensor(found), expected, atol=1e-4)
-        assert unexpected == []
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trimmed_head_stays_trimmed_and_is_saved_whole(tmp_path, family):
     kept = torch.arange(0, 48, 2)
@@ -162,11 +105,10 @@ def test_a_trimmed_head_stays_trimmed_and_is_saved_whole(tmp_path, family):
     again = load(tmp_path)
     assert torch.equal(again.kept, model.kept)
     assert torch.allclose(logits(again), logits(model), atol=1e-4)
-    untrimmed = {name: value for name, value in tiny(family).module.state_dict().items()}
     (tmp_path / "kept_ids.json").unlink()
     whole = load(tmp_path).module.state_dict()
     dropped = [i for i in range(48) if i not in model.kept.tolist()]
-    assert torch.equal(whole["lm_head.weight"][dropped], untrimmed["lm_head.weight"][dropped])
+    assert not whole["lm_head.weight"][dropped].any()
 
 
 def test_adapters_of_16_bit_weights_are_float32_and_the_draft_is_saved_in_its_own_type(tmp_path):
@@ -190,4 +132,4 @@ def test_a_model_without_adapters_is_saved_as_it_is():
 def test_without_peft_it_is_one_line(monkeypatch):
     monkeypatch.setattr(lora, "find_spec", lambda name: None if name == "peft" else find_spec(name))
     with pytest.raises(UserError, match=r"pip install 'distillspec\[lora\]'"):
-        add_lora(tiny("llama").module, RANK, seed=0)
+        add_lora(tiny("llama").module, ADAPTER_RANK, seed=0)

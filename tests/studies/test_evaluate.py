@@ -37,7 +37,21 @@ def plan(**changes):
     return Plan(**settings)
 
 
-def decoded(rule, *, target=None, draft=None, how=None):
+class Kept:
+    """A keeper: the pairs and races it was given, by the prompts' indices, and in what order."""
+
+    def __init__(self):
+        self.by_row, self.on_the_clock, self.batches = {}, {}, []
+
+    def pairs(self, lane, rows, pairs):
+        self.batches.append(len(rows))
+        self.by_row |= dict(zip(rows, pairs, strict=True))
+
+    def race(self, lane, row, race):
+        self.on_the_clock[row] = race
+
+
+def decoded(rule, *, target=None, draft=None, how=None, keeper=None):
     return evaluate(
         random_table(seed=0, eos_ids=(4,)) if target is None else target,
         ("small", random_table(seed=3, eos_ids=(4,)) if draft is None else draft),
@@ -46,6 +60,7 @@ def decoded(rule, *, target=None, draft=None, how=None):
         rule,
         plan() if how is None else how,
         lambda *_: None,
+        Kept() if keeper is None else keeper,
     )
 
 
@@ -162,6 +177,14 @@ def test_throughput_counts_tokens_and_seconds_of_the_whole_set():
     assert flow["batch_size"] == 4
     assert flow["tokens_per_second_target"] == pytest.approx(tokens / 8)
     assert flow["ratio"] == pytest.approx(4)  # greedy: the same tokens in a quarter of the time
+
+
+def test_what_is_decoded_is_given_away_batch_by_batch_and_race_by_race():
+    kept = Kept()
+    found = decoded(ratio_test(GREEDY), keeper=kept)
+    assert kept.batches == [4, 4, 1]
+    assert [kept.by_row[i] for i in range(9)] == list(found.pairs)
+    assert kept.on_the_clock == dict(zip(found.clocked, found.races, strict=True))
 
 
 def test_without_clocked_prompts_there_is_no_latency():

@@ -256,7 +256,7 @@ def test_ten_steps_equal_some_a_sigkill_and_the_rest_bitwise(tmp_path):
     step 4 is inside one and step 6 at its edge; killed between an update and its count; resumed by
     another process, other weights and other global random states."""
     done = subprocess.run(
-        [sys.executable, killing.__file__, str(tmp_path), "t5", "4", "gpt2", "6"],
+        [sys.executable, killing.__file__, "resumed", str(tmp_path), "t5", "4", "gpt2", "6"],
         capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

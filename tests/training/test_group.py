@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,22 +17,24 @@ from distillspec.training.processes import ALONE, Main, launched
 from together import COPIED, HALF, SHARDED, Ground
 
 
-def both(folder, how):
-    """Let two processes run every plan."""
-    command = [sys.executable, str(Path(together.__file__)), how, str(folder)]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Let two processes run every plan, copied and sharded, on one interpreter's start."""
+    folder = tmp_path_factory.mktemp("plans")
+    command = [sys.executable, together.__file__, "plans", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory):
-    return both(tmp_path_factory.mktemp("copied"), "copied")
+def copied(folder):
+    return folder / "copied"
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    return both(tmp_path_factory.mktemp("sharded"), "sharded")
+def sharded(folder):
+    return folder / "sharded"
 
 
 def read(folder, name, index=0):

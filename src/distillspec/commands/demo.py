@@ -36,7 +36,7 @@ from distillspec.studies.comparison import compare
 from distillspec.studies.measure import TABLE_PROMPTS, Finding, Plan, measure, timed_gammas
 from distillspec.studies.outputs import TargetOutputs, batches, seeded
 from distillspec.studies.store import RESULT, Run
-from distillspec.tasks import Row, read_prompts, split
+from distillspec.tasks import Row, Split, read_prompts, split
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches, Example
 from distillspec.training.optimization import AdamW
@@ -86,12 +86,7 @@ def run(settings: Demo) -> dict[str, Any]:
         raise UserError(f"--minutes {settings.minutes:g}: the demo needs at least 2")
     budget = Budget(60 * settings.minutes)
     path = settings.target or packaged_target()
-    sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
-    if len(sides.held_out) < CLOCKED or len(sides.train) < WRITERS:
-        raise UserError(
-            f"{settings.prompts}: {len(sides.train)} prompts to train on and "
-            f"{len(sides.held_out)} to measure by; the demo needs {WRITERS} and {CLOCKED}"
-        )
+    sides = _sides(settings)
     store = Run.create(
         settings.out,
         verb="demo",
@@ -107,11 +102,7 @@ def run(settings: Demo) -> dict[str, Any]:
         target = load_model(path, device="cpu")
     with budget.part("measure"):
         prompts = prompt_ids(target.tokenizer, sides.held_out[:HELD_OUT])
-        held = []
-        for sampling in SERVED:
-            with console().status(f"held-out answers at T = {sampling.temperature:g}"):
-                generators = seeded(settings.seed, len(prompts))
-                held.append(_answers(target, prompts, sampling, generators))
+        held = _held_out(target, prompts, settings.seed)
     plan = _plan(settings.seed)
     reserve = _measuring_seconds(target, prompts[0], plan)
     available = max(60.0, budget.left - reserve)
@@ -171,6 +162,32 @@ def packaged(package: str, otherwise: str = "") -> str:
             f"{package.replace('_', '-')}`{otherwise}"
         )
     return str(path)
+
+
+def _sides(settings: Demo) -> Split:
+    """Read the prompts to train on and those to measure by.
+
+    Raises:
+        UserError: there are too few.
+    """
+    sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
+    if len(sides.held_out) < CLOCKED or len(sides.train) < WRITERS:
+        raise UserError(
+            f"{settings.prompts}: {len(sides.train)} prompts to train on and "
+            f"{len(sides.held_out)} to measure by; the demo needs {WRITERS} and {CLOCKED}"
+        )
+    return sides
+
+
+def _held_out(
+    target: TransformersModel, prompts: Sequence[Tensor], seed: int
+) -> list[TargetOutputs]:
+    """Let the target answer the held-out prompts by each sampler that is served."""
+    held = []
+    for sampling in SERVED:
+        with console().status(f"held-out answers at T = {sampling.temperature:g}"):
+            held.append(_answers(target, prompts, sampling, seeded(seed, len(prompts))))
+    return held
 
 
 def _plan(seed: int) -> Plan:

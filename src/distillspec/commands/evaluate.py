@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from distillspec.commands.benchmarks import (
     Asked,
+    Benchmark,
     ask,
     benchmark,
     check_tokens,
@@ -20,10 +23,13 @@ from distillspec.commands.rules import rule_of
 from distillspec.commands.tables import interval
 from distillspec.commands.task_settings import Evaluate
 from distillspec.decoding import Output
+from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
+from distillspec.models.adapter import TransformersModel
 from distillspec.models.text import Tokenizer
 from distillspec.settings import as_dict
-from distillspec.studies.evaluate import Evaluated, Plan, evaluate
+from distillspec.studies.clock import Lane, Race
+from distillspec.studies.evaluate import Evaluated, Pair, Plan, evaluate
 from distillspec.studies.evaluation import evaluation
 from distillspec.studies.store import OUTPUTS, RESULT, Run
 from distillspec.studies.transcripts import ALONE
@@ -37,21 +43,7 @@ def run(settings: Evaluate) -> dict[str, Any]:
     """Evaluate the pair, store every output, and return what `--json` prints."""
     at_least(1, settings, "gamma", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts", "shots")
-    rule = rule_of(
-        settings.rule,
-        Sampling(settings.temperature, settings.top_k, settings.top_p),
-        draft_temperature=settings.draft_temperature,
-        epsilon=settings.epsilon,
-    )
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        shots=settings.shots,
-        shots_data=settings.shots_data,
-    )
+    rule, bench = _asked_for(settings)
     (name,) = names_of("--draft", [settings.draft])
     device = device_of(settings.device)
     check_tokens([settings.target], [settings.draft])
@@ -74,6 +66,7 @@ def run(settings: Evaluate) -> dict[str, Any]:
         repetitions=settings.repetitions,
         seed=settings.seed,
     )
+    outputs = _Outputs(store, asked, bench.metric, target.tokenizer)
     with bar(f"{settings.task}, with and without the draft") as report:
         found = evaluate(
             target,
@@ -83,9 +76,43 @@ def run(settings: Evaluate) -> dict[str, Any]:
             rule,
             plan,
             report,
+            outputs,
         )
-    store.write_rows(OUTPUTS, _rows(found, asked, bench.metric, target.tokenizer))
+    outputs.finish(found)
+    domains = [row.domain for row in asked.rows]
     result = {
+        **_about(settings, rule, plan, asked, target),
+        **evaluation(found, plan, outputs.judged(found), domains),
+    }
+    store.write_json(RESULT, result)
+    return result
+
+
+def _asked_for(settings: Evaluate) -> tuple[Rule, Benchmark]:
+    """Read what the flags ask for, before any model is."""
+    rule = rule_of(
+        settings.rule,
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        draft_temperature=settings.draft_temperature,
+        epsilon=settings.epsilon,
+    )
+    bench = benchmark(
+        settings.task,
+        settings.data,
+        limit=settings.limit,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        shots=settings.shots,
+        shots_data=settings.shots_data,
+    )
+    return rule, bench
+
+
+def _about(
+    settings: Evaluate, rule: Rule, plan: Plan, asked: Asked, target: TransformersModel
+) -> dict[str, Any]:
+    """Say what was evaluated and how."""
+    return {
         "task": settings.task,
         "target": settings.target,
         "draft": settings.draft,
@@ -94,52 +121,78 @@ def run(settings: Evaluate) -> dict[str, Any]:
         "gamma": settings.gamma,
         "temperature": settings.temperature,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "max_new_tokens": bench.max_new_tokens,
+        "max_new_tokens": plan.max_new_tokens,
         "shots": settings.shots,
         "truncated": asked.truncated,
-        **evaluation(
-            found,
-            plan,
-            _judged(found, asked, bench.metric, target.tokenizer),
-            [row.domain for row in asked.rows],
-        ),
     }
-    store.write_json(RESULT, result)
-    return result
 
 
-def _judged(
-    found: Evaluated, asked: Asked, metric: Metric | None, tokenizer: Tokenizer
-) -> tuple[Scored, Scored] | None:
-    """Score the outputs of the target alone and those with the draft."""
-    if metric is None:
-        return None
-    plain, drafted = _outputs(found)
-    return (
-        judge(metric, asked.rows, plain, tokenizer),
-        judge(metric, asked.rows, drafted, tokenizer),
-    )
+@dataclass(frozen=True)
+class _Outputs:
+    """What becomes of the outputs: rows of outputs.jsonl, and scores. A `Keeper`."""
+
+    store: Run
+    """Where rows go."""
+    asked: Asked
+    """The prompts."""
+    metric: Metric | None
+    """How outputs are judged, if they are."""
+    tokenizer: Tokenizer
+    """The target's."""
+
+    def pairs(self, lane: Lane, rows: Sequence[int], pairs: Sequence[Pair]) -> None:
+        """Append the rows of one batch."""
+        self._append(self._whole(lane, rows, pairs))
+
+    def race(self, lane: Lane, row: int, race: Race) -> None:
+        """Append the rows of one prompt on the clock."""
+        self._append(self._clocked(lane, [row], [race]))
+
+    def finish(self, found: Evaluated) -> None:
+        """Put all rows in order: the whole set both ways, then the clocked runs both ways."""
+        whole = self._whole(found.lane, range(len(found.pairs)), found.pairs)
+        clocked = self._clocked(found.lane, found.clocked, found.races)
+        self.store.write_rows(OUTPUTS, chain(whole, clocked if found.races else ()))
+
+    def judged(self, found: Evaluated) -> tuple[Scored, Scored] | None:
+        """Score the outputs of the target alone and those with the draft."""
+        if self.metric is None:
+            return None
+        plain, drafted = _both(found.pairs)
+        return (
+            judge(self.metric, self.asked.rows, plain, self.tokenizer),
+            judge(self.metric, self.asked.rows, drafted, self.tokenizer),
+        )
+
+    def _append(self, rows: Iterator[dict[str, Any]]) -> None:
+        for row in rows:
+            self.store.append(OUTPUTS, row)
+
+    def _whole(
+        self, lane: Lane, indices: Sequence[int], pairs: Sequence[Pair]
+    ) -> Iterator[dict[str, Any]]:
+        rows = [self.asked.rows[i] for i in indices]
+        for (name, way), outputs in zip(_ways(lane), _both(pairs), strict=True):
+            yield from judged_rows(self.metric, name, way, rows, outputs, self.tokenizer)
+
+    def _clocked(
+        self, lane: Lane, indices: Sequence[int], races: Sequence[Race]
+    ) -> Iterator[dict[str, Any]]:
+        rows = [self.asked.rows[i] for i in indices]
+        for name, way in _ways(lane):
+            runs = [race.plain if way is None else race.runs[str(way.draft)] for race in races]
+            yield from clocked_rows(
+                self.metric, f"{name}{CLOCKED}", way, rows, runs, self.tokenizer
+            )
 
 
-def _outputs(found: Evaluated) -> tuple[list[Output], list[Output]]:
-    return [pair.plain for pair in found.pairs], [pair.drafted for pair in found.pairs]
+def _ways(lane: Lane) -> tuple[tuple[str, Lane | None], tuple[str, Lane | None]]:
+    """Name the target alone, and it with the draft."""
+    return (ALONE, None), (f"{lane.draft} · γ {lane.gamma}", lane)
 
 
-def _rows(
-    found: Evaluated, asked: Asked, metric: Metric | None, tokenizer: Tokenizer
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of outputs.jsonl: the whole set both ways, then the clocked runs both ways."""
-    named = f"{found.name} · γ {found.lane.gamma}"
-    ways = zip((ALONE, named), (None, found.lane), _outputs(found), strict=True)
-    for name, lane, outputs in ways:
-        yield from judged_rows(metric, name, lane, asked.rows, outputs, tokenizer)
-    rows = [asked.rows[i] for i in found.clocked]
-    raced = (
-        (ALONE, None, [race.plain for race in found.races]),
-        (named, found.lane, [race.runs[found.name] for race in found.races]),
-    )
-    for name, lane, runs in raced if rows else ():
-        yield from clocked_rows(metric, f"{name}{CLOCKED}", lane, rows, runs, tokenizer)
+def _both(pairs: Sequence[Pair]) -> tuple[list[Output], list[Output]]:
+    return [pair.plain for pair in pairs], [pair.drafted for pair in pairs]
 
 
 def tell(result: dict[str, Any]) -> str:

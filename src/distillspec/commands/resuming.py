@@ -14,12 +14,10 @@ from distillspec.commands.settings import Distill, Train
 from distillspec.errors import UserError, nearest
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
-from distillspec.studies.store import METRICS, Run, StoredRun, read_run
+from distillspec.studies.store import CHECKPOINTS, METRICS, Run, StoredRun, read_run
 from distillspec.training import checkpoint
 from distillspec.training.state import State, bound, told
 
-CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints within a run directory."""
 HELD_OUT = "held_out.jsonl"
 """The held-out prompts and the target's answers, as ids: the same for the whole run."""
 CHANGES = "changes.jsonl"

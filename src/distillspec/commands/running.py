@@ -13,12 +13,12 @@ from distillspec.commands import held_out
 from distillspec.commands.held_out import Judge
 from distillspec.commands.metrics import Totals, figures, metrics_row
 from distillspec.commands.progress import console, training_bar
-from distillspec.commands.resuming import CHECKPOINTS, Earlier, go_back, load_newest
+from distillspec.commands.resuming import Earlier, go_back, load_newest
 from distillspec.commands.settings import Train
 from distillspec.commands.trackers import tracked
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
-from distillspec.studies.store import RESULT, Run, read_run
+from distillspec.studies.store import CHECKPOINTS, RESULT, Run, read_run
 from distillspec.tasks import Row
 from distillspec.training import checkpoint
 from distillspec.training.checks import NotFiniteError

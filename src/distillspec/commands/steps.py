@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.commands.plan import STEPS, Planned, product_of, settings_of
-from distillspec.commands.resuming import CHECKPOINTS
 from distillspec.errors import UserError
 from distillspec.studies.grid import Cell
 from distillspec.studies.provenance import provenance
-from distillspec.studies.store import EXAMPLES, METRICS, RECORD, read_rows
+from distillspec.studies.store import CHECKPOINTS, EXAMPLES, METRICS, RECORD, read_rows
 
 CELLS = "cells"
 """The folder of cells, in the study's."""

@@ -1,4 +1,7 @@
-"""`study`: make what a study file asks for, say what is left, and draw its findings."""
+"""`study`: make what a study file asks for, say what is left, and draw its findings.
+
+What only some actions need is imported when they are asked for: `status` answers without torch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from typing import Any
 from distillspec.commands.plan import Planned, plan
 from distillspec.commands.progress import console
 from distillspec.commands.steps import Ended, make
-from distillspec.commands.study_cost import costs, line_of
-from distillspec.commands.study_report import draw, verdicts
 from distillspec.commands.study_settings import Study
 from distillspec.errors import UserError, nearest
 from distillspec.files import alone
@@ -37,11 +38,15 @@ def run(settings: Study) -> dict[str, Any]:
             _run(store, planned, chosen, out)
     found = _status(planned, chosen, out)
     if settings.action == "cost":
+        from distillspec.commands.study_cost import costs  # imports torch
+
         found["cost"] = costs(planned)
     if settings.action == "report":
-        files = draw(planned.study.name, settings.file, planned.study.findings, out)
-        found["report"] = str(files[0])
-        found["findings"] = verdicts(settings.file, planned.study.findings, out)
+        from distillspec.commands.study_report import report  # imports matplotlib
+
+        found |= report(planned.study, settings.file, out)
+        failed = found["scripts_failed"]
+        found["unmet"] += [f"{len(failed)} scripts of findings failed"] if failed else []
     return found
 
 
@@ -163,7 +168,11 @@ def tell(result: Mapping[str, Any]) -> str:
         lines.append(result["time_left"])
     for one in result.get("findings", ()):
         lines += [f"{one['number']:>3} {one['outcome']:<14} {one['claim']}", f"    {one['said']}"]
-    lines += map(line_of, result.get("cost", ()))
+    lines += [f"failed: {name}: {said}" for name, said in result.get("scripts_failed", {}).items()]
+    if "cost" in result:
+        from distillspec.commands.study_cost import line_of  # imports torch
+
+        lines += map(line_of, result["cost"])
     if "report" in result:
         lines.append(str(result["report"]))
     return "\n".join(lines)

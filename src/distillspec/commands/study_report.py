@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,34 +17,50 @@ from typing import Any
 from distillspec.errors import UserError
 from distillspec.report import style
 from distillspec.report.findings import Finding, page
+from distillspec.studies.grid import Study
 from distillspec.studies.results import RESULTS, Results
 from distillspec.studies.store import write_text
 
 Script = Callable[[Results], Finding]
 
 
-def draw(study: str, file: Path, scripts: Sequence[str], out: Path) -> list[Path]:
-    """Draw the page of a study from its results, and return the files written.
+def report(study: Study, file: Path, out: Path) -> dict[str, Any]:
+    """Let every script read the results, and draw one page of what they say.
+
+    What a script dies of is told by its name, and the others go on.
+
+    Args:
+        study: What the file says.
+        file: The study file, beside which the scripts are.
+        out: The study's folder.
+
+    Returns:
+        Ready for JSON: `report`, the page; `findings`, what the scripts say; `scripts_failed`, an
+        error by script.
 
     Raises:
         UserError: there are no results or no scripts, or one of the scripts is not there.
     """
     results = _results(out)
-    if not scripts:
+    if not study.findings:
         raise UserError(f"{file}: findings is missing: name the scripts that read the results")
-    found = [_script(file.parent / name)(results) for name in scripts]
+    found: list[Finding] = []
+    failed: dict[str, str] = {}
+    for name, path in _paths(file, study.findings).items():
+        try:
+            found.append(_script(path)(results))
+        except Exception as error:  # a script's own, of which the others know nothing
+            failed[name] = _line_of(error, path)
     command = f"distillspec study run {file.name}"
-    return page(study, found, command, list(results.rows.values()), out / "report")
-
-
-def verdicts(file: Path, scripts: Sequence[str], out: Path) -> list[dict[str, Any]]:
-    """Return what the scripts say, ready for JSON."""
-    results = _results(out)
-    found = [_script(file.parent / name)(results) for name in scripts]
-    return [
-        {"number": one.number, "claim": one.claim, "outcome": one.outcome, "said": one.sentence}
-        for one in found
-    ]
+    files = page(study.name, found, failed, command, list(results.rows.values()), out / "report")
+    return {
+        "report": str(files[0]),
+        "findings": [
+            {"number": one.number, "claim": one.claim, "outcome": one.outcome, "said": one.sentence}
+            for one in found
+        ],
+        "scripts_failed": failed,
+    }
 
 
 def main(finding: Script) -> None:
@@ -65,10 +82,29 @@ def _results(out: Path) -> Results:
     return results
 
 
+def _paths(file: Path, scripts: Sequence[str]) -> dict[str, Path]:
+    """Find the scripts beside the study file, by their names."""
+    paths = {name: file.parent / name for name in scripts}
+    for path in paths.values():
+        if not path.is_file():
+            raise UserError(f"findings: {path}: no such script")
+    return paths
+
+
 def _script(path: Path) -> Script:
-    if not path.is_file():
-        raise UserError(f"findings: {path}: no such script")
     found: Script | None = runpy.run_path(str(path)).get("finding")
     if found is None:
-        raise UserError(f"findings: {path}: has no function finding(results) (docs/study.md)")
+        raise UserError("has no function finding(results) (docs/study.md)")
     return found
+
+
+def _line_of(error: Exception, path: Path) -> str:
+    """Say in one line what a script died of, and where in it."""
+    whole = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+    said = str(error) if isinstance(error, UserError) else whole
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
+    return f"line {lines[-1]}: {said}" if lines else said

@@ -7,6 +7,7 @@ from typing import Any
 
 from distillspec.commands.benchmarks import (
     Asked,
+    Benchmark,
     ask,
     benchmark,
     check_tokens,
@@ -34,19 +35,7 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     at_least(0, settings, "max_loss")
     drafts = names_of("--draft", settings.draft)
     chosen = _settings(settings, list(drafts))
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    metric = bench.metric
-    if metric is None:
-        raise UserError(
-            f"--task {settings.task} has no metric, so that there is no quality to trade; "
-            "give a task with one"
-        )
+    bench, metric = _judged_task(settings)
     device = device_of(settings.device)
     check_tokens([settings.target], settings.draft)
     store = Run.create(
@@ -72,6 +61,13 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     with bar(f"{len(lanes)} settings on the clock") as report:
         races = [race.bare() for race in timer.race(asked.prompts, lanes, report)]
     store.write_rows(OUTPUTS, _rows(races, lanes, asked, metric, target.tokenizer))
+    found = study.tradeoff(
+        races,
+        chosen,
+        lambda outputs: judge(metric, asked.rows, outputs, target.tokenizer),
+        metric.figures[0],
+        settings.max_loss,
+    )
     result = {
         "task": settings.task,
         "target": settings.target,
@@ -80,16 +76,31 @@ def run(settings: Tradeoff) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "max_new_tokens": bench.max_new_tokens,
         "truncated": asked.truncated,
-        **study.tradeoff(
-            races,
-            chosen,
-            lambda outputs: judge(metric, asked.rows, outputs, target.tokenizer),
-            metric.figures[0],
-            settings.max_loss,
-        ),
+        **found,
     }
     store.write_json(RESULT, result)
     return result
+
+
+def _judged_task(settings: Tradeoff) -> tuple[Benchmark, Metric]:
+    """Read the task and its metric.
+
+    Raises:
+        UserError: it has none.
+    """
+    bench = benchmark(
+        settings.task,
+        settings.data,
+        limit=settings.limit,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+    )
+    if bench.metric is None:
+        raise UserError(
+            f"--task {settings.task} has no metric, so that there is no quality to trade; "
+            "give a task with one"
+        )
+    return bench, bench.metric
 
 
 def _settings(settings: Tradeoff, drafts: Sequence[str]) -> list[study.Setting]:

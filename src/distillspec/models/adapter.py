@@ -15,7 +15,7 @@ from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
 from distillspec.models.lora import merged
 from distillspec.models.protocol import Batch
-from distillspec.models.saving import Untrimmed, write_folder
+from distillspec.models.saving import Trimmed, write_folder
 from distillspec.models.session import CachedSession
 from distillspec.models.static import Compiler, StaticBody
 from distillspec.models.text import Tokenizer
@@ -50,7 +50,7 @@ class TransformersModel:
         body: Body,
         head: Head,
         eos_ids: tuple[int, ...],
-        untrimmed: Untrimmed | None = None,
+        trimmed: Trimmed | None = None,
     ) -> None:
         """Put the parts together; `wrap` and `surgery.py` find and check them.
 
@@ -60,7 +60,7 @@ class TransformersModel:
             body: How to run it up to the last hidden state.
             head: From there to logits.
             eos_ids: The ids that end a sequence.
-            untrimmed: The rows a trimmed head was cut from, None for a whole head.
+            trimmed: How a trimmed head was cut, None for a whole one.
         """
         self.module = module
         self.tokenizer = tokenizer
@@ -71,7 +71,7 @@ class TransformersModel:
         self.context = body.context
         self._body = body
         self._head = head
-        self._untrimmed = untrimmed
+        self._trimmed = trimmed
 
     @property
     def device(self) -> torch.device:
@@ -134,14 +134,15 @@ class TransformersModel:
             raise UserError(f"{self.name}: only decoder-only models have passes of fixed shapes")
         body = StaticBody(self._body, compiler)
         return TransformersModel(
-            self.module, self.tokenizer, body, self._head, self.eos_ids, self._untrimmed
+            self.module, self.tokenizer, body, self._head, self.eos_ids, self._trimmed
         )
 
     def save(self, folder: str | Path) -> None:
         """Write a complete transformers folder: weights, configs, tokenizer.
 
-        A trimmed head is written whole, its kept rows as trained and the others as they were
-        before trimming, with `kept_ids.json` beside it: plain transformers loads it untrimmed.
+        A trimmed head is written whole, its kept rows as trained and the others 0, with
+        `kept_ids.json` beside it: plain transformers loads it untrimmed. An input embedding stays
+        whole and as trained, also where it was one with the head before trimming.
         Adapters are merged into the weights they adapt.
         """
-        write_folder(Path(folder), merged(self.module), self.tokenizer, self._untrimmed)
+        write_folder(Path(folder), merged(self.module), self.tokenizer, self._trimmed)

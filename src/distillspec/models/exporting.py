@@ -2,10 +2,6 @@
 
 What our own loader knows and others do not is undone here: a trimmed head becomes whole, adapters
 are merged, rows are added or cut so that both models of a pair have as many.
-
-The rows that trimming left out cannot stay what they were: nothing trained them, the states have
-moved on, and they take most of the mass (0.72 of it on a draft distilled for an hour, docs/log.md).
-They become 0: a logit of 0 stands far below those of trained rows (0.004 of the mass there).
 """
 
 from __future__ import annotations
@@ -120,7 +116,6 @@ def export_draft(
             "config and its tokenizer do not fit each other"
         )
     module = _plain(draft, dtype)
-    _silence(module, draft)
     before = _rows(module)
     _resize(module, shape.rows)
     module.config.use_cache = shape.use_cache
@@ -151,7 +146,13 @@ def _plain(draft: TransformersModel, dtype: torch.dtype | None) -> PreTrainedMod
     """Return a copy without anything of ours: adapters merged, the head whole."""
     with TemporaryDirectory() as scratch:
         draft.save(scratch)
-        return _loaded(Path(scratch), dtype or draft.dtype)
+        module = _loaded(Path(scratch), dtype or draft.dtype)
+    if draft.kept is not None and _tied(module):
+        raise UserError(
+            f"{draft.name}: its head is trimmed and loads tied to its embedding, so that no plain "
+            "folder can leave ids out; export a draft with a whole head"
+        )
+    return module
 
 
 def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -164,24 +165,6 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         parameter.data = parameter.data.clone()
     module.train(False)
     return module
-
-
-@torch.no_grad()
-def _silence(module: PreTrainedModel, draft: TransformersModel) -> None:
-    """Keep the ids that trimming left out from being drafted, as far as a plain head can."""
-    if draft.kept is None:
-        return
-    head = _tables(module)[1]
-    if _tied(module):
-        raise UserError(
-            f"{draft.name}: its head is trimmed and loads tied to its embedding, so that no plain "
-            "folder can leave ids out; export a draft with a whole head"
-        )
-    dropped = torch.ones(len(head.get_parameter("weight")), dtype=torch.bool)
-    dropped[draft.kept.cpu()] = False
-    head.get_parameter("weight")[dropped] = 0
-    if isinstance(getattr(head, "bias", None), nn.Parameter):
-        head.get_parameter("bias")[dropped] = -1e4
 
 
 @torch.no_grad()

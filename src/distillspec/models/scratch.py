@@ -122,6 +122,15 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
     Raises:
         UserError: a size that such a model cannot have.
     """
+    _check(sizes)
+    if sizes.family == "gpt2":
+        return _gpt2(sizes, rows, *ids)
+    if sizes.family == "llama":
+        return _llama(sizes, rows, *ids)
+    return _t5(sizes, rows, *ids)
+
+
+def _check(sizes: Sizes) -> None:
     if min(sizes.width, sizes.depth, sizes.heads, sizes.ff) < 1 or sizes.width % sizes.heads:
         raise UserError(
             f"a model of width {sizes.width}, depth {sizes.depth}, {sizes.heads} heads and "
@@ -135,40 +144,46 @@ def architecture(sizes: Sizes, rows: int, ids: tuple[int, int]) -> PreTrainedMod
         )
     if sizes.family != "t5" and sizes.context < _SHORTEST:
         raise UserError(f"a context of {sizes.context}: expected at least {_SHORTEST} tokens")
-    pad, end = ids
-    if sizes.family == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=rows,
-                n_positions=sizes.context,
-                n_embd=sizes.width,
-                n_layer=sizes.depth,
-                n_head=sizes.heads,
-                n_inner=sizes.ff,
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                bos_token_id=end,
-                eos_token_id=end,
-                pad_token_id=pad,
-            )
+
+
+def _gpt2(sizes: Sizes, rows: int, pad: int, end: int) -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=rows,
+            n_positions=sizes.context,
+            n_embd=sizes.width,
+            n_layer=sizes.depth,
+            n_head=sizes.heads,
+            n_inner=sizes.ff,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=end,
+            eos_token_id=end,
+            pad_token_id=pad,
         )
-    if sizes.family == "llama":
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=rows,
-                hidden_size=sizes.width,
-                intermediate_size=sizes.ff,
-                num_hidden_layers=sizes.depth,
-                num_attention_heads=sizes.heads,
-                num_key_value_heads=sizes.heads,
-                max_position_embeddings=sizes.context,
-                bos_token_id=end,
-                eos_token_id=end,
-                pad_token_id=pad,
-                tie_word_embeddings=True,
-            )
+    )
+
+
+def _llama(sizes: Sizes, rows: int, pad: int, end: int) -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=rows,
+            hidden_size=sizes.width,
+            intermediate_size=sizes.ff,
+            num_hidden_layers=sizes.depth,
+            num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.heads,
+            max_position_embeddings=sizes.context,
+            bos_token_id=end,
+            eos_token_id=end,
+            pad_token_id=pad,
+            tie_word_embeddings=True,
         )
+    )
+
+
+def _t5(sizes: Sizes, rows: int, pad: int, end: int) -> PreTrainedModel:
     make: Callable[..., T5Config] = T5Config  # its base's settings are not in its signature
     module = T5ForConditionalGeneration(
         make(

@@ -24,7 +24,7 @@ from distillspec.errors import UserError
 from distillspec.models.adapter import Body, TransformersModel
 from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
-from distillspec.models.saving import Untrimmed, output_layer, trim_head
+from distillspec.models.saving import Trimmed, output_layer, trim_head
 from distillspec.models.seq2seq import Seq2SeqBody
 from distillspec.models.text import Tokenizer
 
@@ -93,22 +93,22 @@ def assemble(
     name = tokenizer.name
     refuse_state(module, name)
     refuse_dtype(module.config, module.dtype, name)
-    untrimmed = None if kept is None else trim_head(module, kept, name)
-    return put_together(module, tokenizer, untrimmed)
+    trimmed = None if kept is None else trim_head(module, kept, name)
+    return put_together(module, tokenizer, trimmed)
 
 
 def put_together(
-    module: PreTrainedModel, tokenizer: Tokenizer, untrimmed: Untrimmed | None
+    module: PreTrainedModel, tokenizer: Tokenizer, trimmed: Trimmed | None
 ) -> TransformersModel:
     """Find the parts of a model that has been checked, and try them.
 
     Raises:
         UserError: naming the model, if the trial fails.
     """
-    head = _head(module, tokenizer, None if untrimmed is None else untrimmed.kept)
+    head = _head(module, tokenizer, None if trimmed is None else trimmed.kept)
     body = _body(module, tokenizer)
     ends = eos_ids(getattr(module, "generation_config", None), module.config, tokenizer)
-    model = TransformersModel(module, tokenizer, body, head, ends, untrimmed)
+    model = TransformersModel(module, tokenizer, body, head, ends, trimmed)
     _try(model, head)
     return model
 

@@ -95,6 +95,7 @@ def curves(lines: Sequence[Curve], xlabel: str, ylabel: str, *, joined: bool = T
 def page(
     study: str,
     findings: Sequence[Finding],
+    failed: Mapping[str, str],
     command: str,
     rows: Sequence[Mapping[str, Any]],
     target: Path,
@@ -104,6 +105,7 @@ def page(
     Args:
         study: Its name.
         findings: In order.
+        failed: What other scripts died of, by their names.
         command: That made the results.
         rows: Those of results.jsonl that count.
         target: Folder to write to.
@@ -122,7 +124,12 @@ def page(
         lstrip_blocks=True,
     )
     text = environment.get_template("findings.html.j2").render(
-        study=study, findings=shown, command=command, made=_made(rows), visible=visible
+        study=study,
+        findings=shown,
+        failed=failed,
+        command=command,
+        made=_made(rows),
+        visible=visible,
     )
     files = [write_text(target / "index.html", text)]
     for one in findings:

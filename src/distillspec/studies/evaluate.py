@@ -11,6 +11,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -99,6 +100,16 @@ class Evaluated:
         return Scores(tuple(one for one, _ in found), tuple(one for _, one in found))
 
 
+class Keeper(Protocol):
+    """Takes what was decoded as soon as it is, so that an interrupt does not lose it."""
+
+    def pairs(self, lane: Lane, rows: Sequence[int], pairs: Sequence[Pair]) -> None:
+        """Take one batch: the indices of its prompts, and each of them decoded both ways."""
+
+    def race(self, lane: Lane, row: int, race: Race) -> None:
+        """Take one prompt on the clock: its index, and its runs."""
+
+
 def evaluate(
     target: LanguageModel,
     draft: tuple[str, LanguageModel],
@@ -107,6 +118,7 @@ def evaluate(
     rule: Rule,
     plan: Plan,
     report: Report,
+    keeper: Keeper,
 ) -> Evaluated:
     """Decode the whole set with and without the draft, and some prompts on the clock.
 
@@ -118,6 +130,7 @@ def evaluate(
         rule: That is served; a lenient one has neither α nor forecast.
         plan: How to evaluate.
         report: Called as prompts of the whole set, and then prompts on the clock, are done.
+        keeper: Given them at the same moments.
     """
     name, model = draft
     timer = Timer(
@@ -132,7 +145,13 @@ def evaluate(
     size = len(prompts)
     count = min(plan.clock_prompts, size)
     pairs, seconds = _whole_set(
-        timer, lane, prompts, ids, plan.batch_size, lambda done, _: report(done, size + count)
+        timer,
+        lane,
+        prompts,
+        ids,
+        plan.batch_size,
+        lambda done, _: report(done, size + count),
+        keeper,
     )
     clocked = sorted(random.Random(plan.seed).sample(range(size), count))
     races: list[Race] = []
@@ -142,10 +161,12 @@ def evaluate(
         {name: lane},
         lambda done, _: report(size + done, size + count),
     ):
+        row = clocked[len(races)]
         own, other = race.plain.output, race.runs[name].output
         if _must_agree(rule):
-            differences.append(first_difference(target, own, other, ids[clocked[len(races)]]))
+            differences.append(first_difference(target, own, other, ids[row]))
         races.append(race.bare())
+        keeper.race(lane, row, races[-1])
     return Evaluated(
         lane=lane,
         pairs=pairs,
@@ -163,6 +184,7 @@ def _whole_set(
     ids: Sequence[str],
     batch_size: int,
     report: Report,
+    keeper: Keeper,
 ) -> tuple[tuple[Pair, ...], tuple[float, float]]:
     """Decode all prompts both ways, batch by batch, and return seconds of either way."""
     ways = (Lane(None, 0, timer.rule), lane)
@@ -181,6 +203,7 @@ def _whole_set(
         named = [ids[i] for i in rows]
         pairs = _pairs(timer, lane, asked, named, (runs[0].outputs, runs[1].outputs))
         found.update(zip(rows, pairs, strict=True))
+        keeper.pairs(lane, rows, pairs)
         report(len(found), len(prompts))
     return tuple(found[i] for i in range(len(prompts))), (seconds[0], seconds[1])
 

@@ -6,6 +6,7 @@
       result.json      the verb's result, what `--json` prints
       outputs.jsonl    one JSON object an answer: its text, its tokens' roles, its counts
       examples.jsonl   one JSON object a (draft, prompt) of `measure`: counts
+      checkpoints/     of training
       …                whatever else the verb writes, and runs within the run, one folder each
 
 Rows of metrics.jsonl, where training wrote them: `step`, `seconds` since the start, `loss` in nats,
@@ -41,6 +42,7 @@ from distillspec.studies.provenance import provenance
 
 RECORD, METRICS, RESULT = "run.json", "metrics.jsonl", "result.json"
 OUTPUTS, EXAMPLES = "outputs.jsonl", "examples.jsonl"
+CHECKPOINTS = "checkpoints"
 _FORMAT = "distillspec run 1"
 _KEYS = ("verb", "config", "seed", "device", "started", "command", "versions", "code", "machine")
 
