@@ -26,14 +26,14 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--limit", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--precision", default="f32", help="of the computation: f32 or bf16")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    settings = {"INFERENCE_PRECISION_HINT": given.precision}
-    draft = {"draft_model": ov.draft_model(given.draft, "CPU", **settings)} if given.draft else {}
-    pipe = ov.LLMPipeline(
-        given.target, "CPU", scheduler_config=ov.SchedulerConfig(), **draft, **settings
-    )
+    settings, precision = {}, {"INFERENCE_PRECISION_HINT": "f32"}  # else bf16, where there is any
+    settings["scheduler_config"] = ov.SchedulerConfig()
+    settings["scheduler_config"].max_num_batched_tokens = 2**15  # a prompt is read in one run
+    if given.draft:
+        settings["draft_model"] = ov.draft_model(given.draft, "CPU", **precision)
+    pipe = ov.LLMPipeline(given.target, "CPU", **settings, **precision)
     config = pipe.get_generation_config()
     config.max_new_tokens, config.do_sample = given.max_new_tokens, given.temperature > 0
     if given.temperature > 0:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def answer(pipe: ov.LLMPipeline, config: ov.GenerationConfig, row: dict, *, drafts: bool) -> dict:
-    """Answer one prompt; what is counted is the main model's runs and the drafted tokens."""
+    """Answer one prompt; counted are the main model's runs, of which the first reads the prompt."""
     tokenizer, message = pipe.get_tokenizer(), {"role": "user", "content": row["prompt"]}
     text = tokenizer.apply_chat_template([message], add_generation_prompt=True)
     asked = tokenizer.encode(text, add_special_tokens=False)
@@ -60,10 +60,10 @@ def answer(pipe: ov.LLMPipeline, config: ov.GenerationConfig, row: dict, *, draf
     result = pipe.generate(asked, config)
     seconds = time.perf_counter() - start
     ids, ended = list(result.tokens[0]), result.finish_reasons[0].name.lower()
-    counts = {"calls": len(ids), "drafted": 0, "accepted": 0, "seconds": seconds, "alone": 0}
+    counts = {"calls": len(ids) - 1, "drafted": 0, "accepted": 0, "seconds": seconds, "alone": 1}
     if drafts:
         told = result.extended_perf_metrics
-        counts["calls"] = len(told.main_model_metrics.raw_metrics.m_durations)
+        counts["calls"] = len(told.main_model_metrics.raw_metrics.m_durations) - 1
         counts["drafted"] = told.get_num_draft_tokens()
         counts["accepted"] = told.get_num_accepted_tokens()
     return {

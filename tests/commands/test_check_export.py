@@ -112,6 +112,7 @@ class LlamaCpp(Speculating):
         super().__init__(*models, **settings)
         self.RequestHandlerClass = LlamaCppHandler
         self.stop_type = None
+        self.context = 128
 
     def draft_sampling(self, sampling):
         return Sampling(sampling.temperature, 10)
@@ -137,6 +138,13 @@ class LlamaCpp(Speculating):
 
 
 class LlamaCppHandler(Counting):
+    def do_GET(self):
+        if self.path == "/v1/models":
+            return self.give(
+                200, {"data": [{"id": "served", "meta": {"n_ctx": self.server.context}}]}
+            )
+        return super().do_GET()
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/completion":
@@ -266,6 +274,22 @@ def test_llama_cpp_is_asked_in_its_own_protocol(capsys, pair, draft, prompts, ru
     code, found = served(capsys, pair, draft, prompts, "--temperature", 0, kind=LlamaCpp)
     assert code == 0, found["unmet"]
     assert found["tau_served"] == found["rules"][0]["tau_expected"]
+
+
+def test_llama_cpps_context_is_known(capsys, pair, draft, prompts):
+    server = LlamaCpp(load(pair[0]), load(str(draft)), gamma=2)
+    server.context = 20
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        said = refused(
+            capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma",
+            2, "--max-new-tokens", 24, "--engine", "llama.cpp", "--url", server.url, "--model",
+            "served",
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "served as served has 20 tokens of context" in said
 
 
 def test_what_an_engine_left_in_a_file_is_held_against_the_promise(
