@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ class Speculating(FakeServer):
                 **({"proposal": MATCHED} if self.rule == "exact-match" else {}),
             )
             ids, reason = ids + list(rest.ids), rest.finish_reason
-            self.counts["drafts"] += rest.counts.target_calls
+            self.counts["drafts"] += rest.counts.target_calls if self.draft else 0
             self.counts["draft_tokens"] += self.gamma * rest.counts.target_calls
             self.counts["accepted_tokens"] += rest.counts.accepted
         text = self.tokenizer.decode(ids)
@@ -155,6 +156,16 @@ class LlamaCppHandler(Counting):
         return self.give(200, {"tokens": self.server.tokenizer.prompt(body["content"]).tolist()})
 
 
+@contextmanager
+def running(server):
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def checked(capsys, pair, draft, prompts, *flags):
     code, found, err = run(
         capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
@@ -166,15 +177,18 @@ def checked(capsys, pair, draft, prompts, *flags):
 
 def served(capsys, pair, draft, prompts, *flags, kind=Speculating, **settings):
     server = kind(load(pair[0]), load(str(draft)), **{"gamma": 2, **settings})
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with running(server):
         return checked(
             capsys, pair, draft, prompts, "--engine", "vllm" if kind is Speculating else
             "llama.cpp", "--url", server.url, "--model", "served", *flags,
         )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
+
+
+def refused_by_llama_cpp(capsys, pair, draft, prompts, server):
+    return refused(
+        capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
+        "--max-new-tokens", 24, "--engine", "llama.cpp", "--url", server.url, "--model", "served",
+    )  # fmt: skip
 
 
 def outputs_of(file, pair, prompts, *, draft=None, gamma=2, draft_sampling=None, change=None):
@@ -228,13 +242,9 @@ def test_a_server_that_is_exact_passes(capsys, pair, draft, prompts):
 @pytest.mark.parametrize("kind", [Speculating, LlamaCpp])
 def test_a_server_without_the_draft_gives_the_speed_up(capsys, pair, draft, prompts, kind):
     alone = kind(load(pair[0]), None, gamma=0)
-    threading.Thread(target=alone.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with running(alone):
         flags = ("--url-plain", alone.url, "--seed", 1)
         code, found = served(capsys, pair, draft, prompts, *flags, kind=kind)
-    finally:
-        alone.shutdown()
-        alone.server_close()
     assert code == 0, found["unmet"]
     assert found["speedup"]["value"] > 0
     assert not found["audit_plain"]["rejected"]
@@ -276,19 +286,19 @@ def test_llama_cpp_is_asked_in_its_own_protocol(capsys, pair, draft, prompts, ru
     assert found["tau_served"] == found["rules"][0]["tau_expected"]
 
 
+def test_a_server_that_never_asks_its_draft_is_told(capsys, pair, draft, prompts):
+    """llama.cpp without --spec-type loads the draft and counts on, at 0."""
+    server = LlamaCpp(load(pair[0]), None, gamma=0)
+    with running(server):
+        said = refused_by_llama_cpp(capsys, pair, draft, prompts, server)
+    assert "drafts nothing: start it with the draft" in said
+
+
 def test_llama_cpps_context_is_known(capsys, pair, draft, prompts):
     server = LlamaCpp(load(pair[0]), load(str(draft)), gamma=2)
     server.context = 20
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        said = refused(
-            capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma",
-            2, "--max-new-tokens", 24, "--engine", "llama.cpp", "--url", server.url, "--model",
-            "served",
-        )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
+    with running(server):
+        said = refused_by_llama_cpp(capsys, pair, draft, prompts, server)
     assert "served as served has 20 tokens of context" in said
 
 
@@ -381,10 +391,5 @@ def test_users_errors(capsys, pair, draft, prompts):
 
 def test_a_server_without_counters_is_refused(pair):
     server = FakeServer(load(pair[0]))
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        with pytest.raises(UserError, match="vLLM server with its metrics"):
-            engines.counters(Server(server.url, retries=0))
-    finally:
-        server.shutdown()
-        server.server_close()
+    with running(server), pytest.raises(UserError, match="vLLM server with its metrics"):
+        engines.counters(Server(server.url, retries=0))

@@ -163,6 +163,7 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     assert "--spec-type draft-simple --spec-draft-n-max 3" in llama
     assert "--spec-draft-sampling greedy" in llama
     assert serve["llama.cpp"]["rule"] == "argmax"
+    assert serve["openvino"]["rule"] == "greedy"
     page = (tmp_path / "out" / "serve.md").read_text()
     assert all(f"## {name}" in page for name in serve)
 

@@ -102,6 +102,11 @@ def by_server(
     # The first token comes alone. What the engine drafted past the end of an answer is not in it;
     # llama.cpp drafts nothing for the last token before the length limit: that pass is not counted
     uncounted = len(ids) - 1 - gone[DRAFTS] - gone[ACCEPTED]
+    if uncounted > 1 and not gone[DRAFTS]:
+        raise UserError(
+            f"{where}: {server.url} drafts nothing: start it with the draft (serve.md of the "
+            "export has the line)"
+        )
     if uncounted > 1:
         raise UserError(
             f"{where}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} accepted "
