@@ -1,11 +1,14 @@
 """Promised against served: one pair in every engine that runs here, as a table.
 
-    python benchmarks/served.py TARGET EXPORTED PROMPTS --gamma 2 [--vllm URL] [--limit 16] …
+    python benchmarks/served.py TARGET EXPORTED PROMPTS --gamma 2 --out runs/served
+    python benchmarks/served.py … --here --vllm URL URL_WITHOUT_DRAFT
+    python benchmarks/served.py … --here --outputs openvino=WITH,WITHOUT --temperatures 1
 
-Our own engine, transformers in this process, and a vLLM server at a URL that was started with the
-line in the export's serve.md. At temperature 1 and 0: τ promised (exact forecast on the target's
-own outputs), τ served (by the engine's counts), whether the counts fit the rule on the engine's
-own outputs, the audit of its outputs, tokens a second.
+Our own engine and transformers in this process, servers by their URLs, and what engines that run
+elsewhere left in files (examples/engines). Every row is what `check-export` says, kept in --out,
+and a call prints all rows that are there, so that engines may be asked one after another: τ
+promised (exact forecast on the target's own outputs), τ served (by the engine's counts), how well
+the counts fit the rule on the engine's own outputs, the audit of these, tokens a second.
 """
 
 from __future__ import annotations
@@ -15,121 +18,150 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from distillspec import cli
-from distillspec.decoding import collect, speculate
+from distillspec.decoding import complete
 from distillspec.math.sampling import Sampling
 from distillspec.models import load_pair
 from distillspec.studies.outputs import seeded
 from distillspec.tasks import read_prompts
 
+HERE = ("ours", "transformers")
+
 
 def main() -> None:
-    """Print the table."""
+    """Check what is asked for, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("target", "draft", "prompts"):
         parser.add_argument(name)
     parser.add_argument("--gamma", type=int, required=True)
-    parser.add_argument("--vllm", default=None, help="URL of a server, ending in /v1")
-    parser.add_argument("--vllm-rule", default="ratio", choices=("ratio", "argmax"))
+    parser.add_argument("--out", type=Path, required=True, help="folder that keeps the rows")
+    parser.add_argument("--here", nargs="*", default=HERE, choices=HERE)
+    for name in ("vllm", "llama.cpp"):
+        parser.add_argument(f"--{name}", nargs="+", metavar="URL", help="with, and without draft")
+    parser.add_argument("--outputs", nargs="+", default=[], metavar="NAME=FILE[,FILE]")
+    parser.add_argument("--rule", default="ratio", help="of servers and files")
+    parser.add_argument("--as", dest="label", default="", help="added to the names of rows")
     parser.add_argument("--limit", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
+    parser.add_argument("--temperatures", type=float, nargs="*", default=[1.0, 0.0])
     given = parser.parse_args()
-    print("| engine | T | rule | τ promised | τ served | z | outputs | tokens a second |")
-    print("|---|---|---|---|---|---|---|---|")
+    given.out.mkdir(parents=True, exist_ok=True)
     for temperature in given.temperatures:
-        own(given, temperature)
-        served(given, temperature, "transformers", [], "ratio")
-        if given.vllm:
-            served(given, temperature, "vllm", ["--url", given.vllm], given.vllm_rule)
+        for name, flags in engines(given, temperature).items():
+            keep(given, temperature, name + given.label, flags)
+    table(given.out)
 
 
-def own(given: argparse.Namespace, temperature: float) -> None:
-    """Audit our own engine."""
+def engines(given: argparse.Namespace, temperature: float) -> dict[str, list[str]]:
+    """Return the flags of `check-export` for each row that is asked for."""
+    rule, found = ["--rule", given.rule], {}
+    if "ours" in given.here:
+        files = [str(ours(given, temperature, drafts=drafts)) for drafts in (True, False)]
+        found["ours"] = ["--engine", "outputs", "--outputs", files[0], "--outputs-plain", files[1]]
+    if "transformers" in given.here:
+        found["transformers"] = ["--engine", "transformers"]
+    for name in ("vllm", "llama.cpp"):
+        urls = getattr(given, name)
+        if urls:
+            flags = [["--url", urls[0]], *(["--url-plain", url] for url in urls[1:])]
+            found[name] = ["--engine", name, *rule, *sum(flags, [])]
+            found[name] += ["--model", given.target]
+    for one in given.outputs:
+        name, _, files = one.partition("=")
+        both = zip(("--outputs", "--outputs-plain"), files.split(","), strict=False)
+        found[name] = ["--engine", "outputs", *rule, *(part for pair in both for part in pair)]
+    return found
+
+
+def ours(given: argparse.Namespace, temperature: float, *, drafts: bool) -> Path:
+    """Let our own engine answer each prompt by itself, and write what it did."""
     target, draft = load_pair(given.target, given.draft)
     rows = read_prompts(given.prompts, limit=given.limit)
-    prompts = [target.tokenizer.prompt(row.prompt) for row in rows]
-    blocks = list(
-        speculate(
+    file = given.out / f"ours-{temperature:g}-{'with' if drafts else 'without'}.jsonl"
+    lines = []
+    for row, generator in zip(rows, seeded(0, len(rows)), strict=True):
+        prompt = target.tokenizer.prompt(row.prompt)
+        start = time.perf_counter()
+        (one,) = complete(
             target,
-            draft,
-            prompts,
-            gamma=given.gamma,
+            draft if drafts else None,
+            [prompt],
+            gamma=given.gamma if drafts else 0,
             max_new_tokens=given.max_new_tokens,
             sampling=Sampling(temperature),
-            generators=seeded(0, len(prompts)),
+            generators=[generator],
         )
-    )
-    sizes: list[list[int]] = [[] for _ in prompts]
-    for block in blocks:
-        for i, row in enumerate(block.rows):
-            sizes[row].append(len(block.ids[i]))
-    outputs = collect(blocks, len(prompts))
-    lines = [
-        {
-            "id": row.id,
-            "prompt": row.text,
-            "prompt_ids": prompt.tolist(),
-            "target_ids": list(one.ids),
-            "finish_reason": one.finish_reason,
-            "blocks": size,
+        counts = {
+            "calls": one.counts.target_calls,
+            "drafted": one.counts.drafted,
+            "accepted": one.counts.accepted,
+            "seconds": time.perf_counter() - start,
+            "alone": 0,
         }
-        for row, prompt, one, size in zip(rows, prompts, outputs, sizes, strict=True)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "own.jsonl"
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        flags = ["--temperature", str(temperature), "--max-new-tokens", str(given.max_new_tokens)]
-        law = verb("audit", given.target, str(file), *flags)
-    tokens = sum(len(one.ids) for one in outputs)
-    calls = sum(one.counts.target_calls for one in outputs)
-    print(f"| ours | {temperature:g} | ratio | – | {tokens / calls:.3f} | – | {told(law)} | – |")
+        asked = {"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}
+        answer = {"target_ids": list(one.ids), "finish_reason": one.finish_reason}
+        line = {"id": row.id, **asked, "prompt_ids": prompt.tolist(), **answer, "counts": counts}
+        lines.append(json.dumps(line) + "\n")
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
 
 
-def served(
-    given: argparse.Namespace, temperature: float, engine: str, flags: list[str], rule: str
-) -> None:
-    """Check an engine and print its row."""
-    found = verb(
+def keep(given: argparse.Namespace, temperature: float, name: str, flags: list[str]) -> None:
+    """Check an engine and keep its row, or why there is none."""
+    out, err = io.StringIO(), io.StringIO()
+    arguments = [
         "check-export", given.draft, "--target", given.target, "--prompts", given.prompts,
-        "--gamma", str(given.gamma), "--limit", str(given.limit), "--engine", engine,
-        "--rule", rule, "--temperature", str(temperature), "--max-new-tokens",
-        str(given.max_new_tokens), *flags,
-    )  # fmt: skip
-    fit = next(one for one in found["rules"] if one["rule"] == found["rule"])
-    z = "exact" if fit["z"] is None and fit["fits"] else fit["z"]
-    print(
-        f"| {engine} | {temperature:g} | {found['rule']} | {shown(found['tau_promised'])} "
-        f"| {shown(found['tau_served'])} | {z if isinstance(z, str) or z is None else f'{z:+.1f}'} "
-        f"| {told(found['audit'])} | {shown(found['tokens_per_second'], 1)} |"
-    )
-    for cause in found["causes"]:
-        print(f"  {engine}, T = {temperature:g}: {cause}", file=sys.stderr)
-    if found["audit_plain"] is not None:
-        rate, law = shown(found["tokens_per_second_plain"], 1), told(found["audit_plain"])
-        print(f"| {engine}, no draft | {temperature:g} | – | – | 1 | – | {law} | {rate} |")
+        "--gamma", str(given.gamma), "--limit", str(given.limit), "--temperature",
+        str(temperature), "--max-new-tokens", str(given.max_new_tokens), "--json", *flags,
+    ]  # fmt: skip
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(arguments)
+    if code in (0, 3):
+        row = json.loads(out.getvalue().splitlines()[-1])
+    else:
+        row = {"failed": (err.getvalue().strip().splitlines() or [f"exit code {code}"])[-1]}
+    row |= {"name": name, "temperature": temperature, "command": arguments}
+    (given.out / f"{name.replace(' ', '-')}-{temperature:g}.json").write_text(json.dumps(row))
 
 
-def verb(*arguments: str) -> dict[str, Any]:
-    """Run a verb of the command line and return its JSON."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = cli.main([*arguments, "--json"])
-    if code not in (0, 3):
-        raise SystemExit(code)
-    result: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
-    return result
+def table(folder: Path) -> None:
+    """Print every row that is kept, and what explains the differences."""
+    rows = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    print("| engine | T | rule | τ promised | τ served | z | outputs | tokens a second |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: (-row["temperature"], row["name"])):
+        head = f"| {row['name']} | {row['temperature']:g} |"
+        if "failed" in row:
+            print(f"{head} – | – | – | – | not checked: {row['failed']} | – |")
+            continue
+        fit = next(one for one in row["rules"] if one["rule"] == row["rule"])
+        z = f"{fit['z']:+.1f}" if fit["z"] is not None else "exact" if fit["fits"] else "not exact"
+        print(
+            f"{head} {row['rule']} | {shown(row['tau_promised'])} | {shown(row['tau_served'])} "
+            f"| {z} | {told(row['audit'])} | {shown(row['tokens_per_second'], 1)} |"
+        )
+        if row["audit_plain"] is not None:
+            speed, law = shown(row["tokens_per_second_plain"], 1), told(row["audit_plain"])
+            print(
+                f"| {row['name']}, no draft | {row['temperature']:g} | – | – | 1 | – | {law} |",
+                speed,
+                "|",
+            )
+        for cause in row["causes"]:
+            print(f"  {row['name']}, T = {row['temperature']:g}: {cause}", file=sys.stderr)
 
 
 def told(law: dict[str, Any]) -> str:
     """Say what an audit found, in a cell."""
     passed = "not the target's" if law["rejected"] else "pass"
     if law["likelihood"] is None:
-        return f"{passed} ({law['impossible']['near_ties']} near ties)"
+        return (
+            f"{passed} ({law['impossible']['count']} other, {law['impossible']['near_ties']} near)"
+        )
     return f"{passed}: {shown(law['likelihood'], 3, '+')} nats"
 
 

@@ -105,7 +105,12 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     assert config["num_speculative_tokens"] == 3
     assert config["draft_sample_method"] == "greedy"
     assert "--speculative-num-draft-tokens 4" in serve["sglang"]["commands"][0]
-    assert "--draft-max 3" in serve["llama.cpp"]["commands"][-1]
+    llama = serve["llama.cpp"]["commands"][-1]
+    # Without the type the draft is loaded and never asked
+    assert "--spec-type draft-simple --spec-draft-n-max 3" in llama
+    assert "--spec-draft-sampling greedy" in llama
+    assert serve["llama.cpp"]["rule"] == "argmax"
+    assert serve["openvino"]["rule"] == "greedy"
     page = (tmp_path / "out" / "serve.md").read_text()
     assert all(f"## {name}" in page for name in serve)
 

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.errors import UserError
-from distillspec.tasks import Row, read_prompts, read_valid_prompts, task_named
+from distillspec.tasks import EngineCounts, Row, read_prompts, read_valid_prompts, task_named
+
+
+def counts(**changed: object) -> bytes:
+    sound = {"calls": 2, "drafted": 4, "accepted": 1, "alone": 1, "seconds": 0.5}
+    return json.dumps({"prompt": "a", "counts": {**sound, **changed}}).encode()
 
 
 def write(folder: Path, content: str | bytes, name: str = "p.jsonl") -> Path:
@@ -99,6 +104,14 @@ BAD = [
     (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),  # a byte order mark inside the file is an error
     (b'{"prompt": ' + b"[" * 100_000, "not JSON"),
     (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not JSON"),
+    (b'{"prompt": "a", "counts": [1]}', "'counts' must have calls, drafted, accepted, alone, sec"),
+    (b'{"prompt": "a", "counts": {"calls": 1}}', "'counts' must have calls"),
+    (counts(calls=-1), "must be whole numbers of at least 0"),
+    (counts(accepted=1.5), "must be whole numbers of at least 0"),
+    (counts(seconds=0), "seconds must be a number above 0"),
+    (counts(seconds=float("nan")), "seconds must be a number above 0"),
+    (counts(seconds=float("inf")), "seconds must be a number above 0"),
+    (counts(more=1), "and nothing else"),
     (b'{"messages": []}', "'messages' must be a non-empty list"),
     (b'{"messages": "a"}', "'messages' must be a non-empty list"),
     (b'{"messages": [{"role": "user"}]}', "message 1 must have 'role' and 'content'"),
@@ -238,6 +251,11 @@ def test_a_text_beside_ids_may_hold_whatever_a_model_wrote(tmp_path: Path) -> No
     line = b'{"prompt": "a", "target": "b\\u0000", "target_ids": [5, 0]}'
     (row,) = read_prompts(write(tmp_path, line))
     assert (row.target, row.target_ids) == ("b\0", (5, 0))
+
+
+def test_what_an_engine_counted_is_read(tmp_path: Path) -> None:
+    (row,) = read_prompts(write(tmp_path, counts()))
+    assert row.counts == EngineCounts(2, 4, 1, 0.5, 1)
 
 
 def test_a_task_is_told_from_a_file(tmp_path, monkeypatch):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from distillspec.commands import llama_cpp
+from distillspec.commands.asking import Engine, ask_engine, check_engine, check_room, longest
 from distillspec.commands.audit import audited, check_tolerance
-from distillspec.commands.engines import by_transformers, by_vllm, template_differs
 from distillspec.commands.pairs import (
     answer_all,
     at_least,
@@ -17,9 +17,6 @@ from distillspec.commands.pairs import (
     prompt_ids,
     rows_of,
 )
-from distillspec.commands.progress import bar, console
-from distillspec.commands.served import Server
-from distillspec.commands.served_model import check_tokenizer, find_model
 from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.tables import interval
 from distillspec.errors import UserError
@@ -42,15 +39,6 @@ from distillspec.studies.serving import (
 from distillspec.tasks import Row
 
 
-@dataclasses.dataclass(frozen=True)
-class _Engine:
-    """What came of asking an engine."""
-
-    plain: list[Answered] | None
-    drafted: list[Answered]
-    template_differs: bool | None
-
-
 def run(settings: CheckExport) -> dict[str, Any]:
     """Run the prompts through the engine and hold what it did against the forecast."""
     at_least(1, settings, "gamma", "limit", "max_new_tokens", "batch_size")
@@ -59,10 +47,9 @@ def run(settings: CheckExport) -> dict[str, Any]:
         raise UserError(f"--timeout {settings.timeout:g}: expected more than 0 seconds")
     if settings.min_speedup is not None and settings.min_speedup <= 0:
         raise UserError(f"--min-speedup {settings.min_speedup:g}: expected more than 0")
-    if (settings.url is None) == (settings.engine == "vllm"):
-        raise UserError("--url goes with --engine vllm: the URL of its server, ending in /v1")
+    check_engine(settings)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-    rules = _rules(sampling)
+    rules = _rules(sampling, settings.engine)
     rule = "ratio" if sampling.temperature == 0 else settings.rule
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=False)
     # What engines load: the head whole, whatever kept_ids.json may say beside it
@@ -70,20 +57,20 @@ def run(settings: CheckExport) -> dict[str, Any]:
         settings.target, settings.draft, dtype=settings.dtype, device=settings.device
     )
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    longest = _longest(target, prompts, settings.max_new_tokens)
-    check_room(target.name, target.context, longest)
-    causes = _before(settings, target, draft, longest)
+    length = longest(target, prompts, settings.max_new_tokens)
+    check_room(target.name, target.context, length)
+    causes = _before(settings, target, draft, length)
     answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
     promised = TargetOutputs.of(prompts, answers, sampling)
-    engine = _ask(settings, target, draft, rows, prompts, sampling)
-    law = _law(settings, target, rows, prompts, engine.drafted, sampling)
+    engine = ask_engine(settings, target, draft, rows, prompts, sampling)
+    law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
     enough = long_enough(engine.drafted)
     if not enough:
         raise UserError("every answer ended with its first token: there is nothing to compare")
     served = held_against(
         target,
         draft,
-        [prompts[i] for i in enough],
+        [engine.prompts[i] for i in enough],
         [engine.drafted[i] for i in enough],
         promised,
         rules,
@@ -109,7 +96,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
         "audit": law,
         "audit_plain": None
         if engine.plain is None
-        else _law(settings, target, rows, prompts, engine.plain, sampling),
+        else _law(settings, target, rows, engine.prompts, engine.plain, sampling),
         "causes": causes,
     }
     result["unmet"] = _unmet(settings, result, served, law, causes)
@@ -121,11 +108,12 @@ def run(settings: CheckExport) -> dict[str, Any]:
     return result
 
 
-def _rules(sampling: Sampling) -> dict[str, Rule]:
+def _rules(sampling: Sampling, engine: str) -> dict[str, Rule]:
+    drafted = llama_cpp.draft_sampling(sampling) if engine == "llama.cpp" else sampling
     if sampling.temperature == 0:
         return {"ratio": ratio_test(sampling)}
     return {
-        "ratio": ratio_test(sampling),
+        "ratio": ratio_test(sampling, drafted),
         "argmax": argmax_draft(sampling),
         "exact-match": exact_match(sampling),
     }
@@ -135,7 +123,7 @@ def _before(
     settings: CheckExport,
     target: TransformersModel,
     draft: TransformersModel,
-    longest: int,
+    length: int,
 ) -> list[str]:
     """Name what can be seen to be wrong before anything runs."""
     found = []
@@ -145,9 +133,9 @@ def _before(
             f"vocabulary: the target has {shapes[0].rows} rows and the draft {shapes[1].rows}; "
             "vLLM refuses the pair: export the draft"
         )
-    if shapes[1].context is not None and longest > shapes[1].context:
+    if shapes[1].context is not None and length > shapes[1].context:
         found.append(
-            f"context length: prompts and answers reach {longest} tokens, the draft's positions "
+            f"context length: prompts and answers reach {length} tokens, the draft's positions "
             f"{shapes[1].context}"
         )
     if target.tokenizer.hf.chat_template != draft.tokenizer.hf.chat_template:
@@ -158,83 +146,6 @@ def _before(
             "an engine: export it, and check the export"
         )
     return found
-
-
-def _ask(
-    settings: CheckExport,
-    target: TransformersModel,
-    draft: TransformersModel,
-    rows: Sequence[Row],
-    prompts: Sequence[Tensor],
-    sampling: Sampling,
-) -> _Engine:
-    if settings.url is None:
-        _assistant(draft, settings.gamma)
-        with bar("transformers") as report:
-            plain, drafted = by_transformers(
-                target, draft, prompts, sampling, settings.max_new_tokens, settings.seed, report
-            )
-        return _Engine(plain, drafted, None)
-    server = Server(settings.url, settings.timeout)
-    model = find_model(server, settings.model, settings.target)
-    check_tokenizer(server, model, target.tokenizer)
-    console().print(f"{settings.url} serves {model.name}")
-    longest = _longest(target, prompts, settings.max_new_tokens)
-    check_room(f"{model.name} as served", model.context, longest)
-    with bar("vllm") as report:
-        drafted = by_vllm(
-            server,
-            model,
-            target.tokenizer,
-            target.eos_ids,
-            rows,
-            prompts,
-            sampling,
-            settings.max_new_tokens,
-            settings.seed,
-            report,
-        )
-    return _Engine(None, drafted, template_differs(server, model, target.tokenizer))
-
-
-def _assistant(draft: TransformersModel, gamma: int) -> None:
-    """Check that transformers will draft as asked: it reads γ from the draft's own settings.
-
-    Raises:
-        UserError: saying what is set otherwise.
-    """
-    own = draft.module.generation_config
-    wanted = {
-        "num_assistant_tokens": gamma,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0,
-    }
-    for name, value in wanted.items():
-        found = getattr(own, name, None)
-        if found != value:
-            raise UserError(
-                f"{draft.name}: its generation_config.json has {name} {found}, and {value} is "
-                f"needed: export it with --gamma {gamma}"
-            )
-
-
-def _longest(target: TransformersModel, prompts: Sequence[Tensor], tokens: int) -> int:
-    """Return the most tokens that a row may hold; a source and its answer are two rows."""
-    longest = max(map(len, prompts))
-    return max(longest, tokens) if target.tokenizer.encoder_decoder else longest + tokens
-
-
-def check_room(name: str, context: int | None, longest: int) -> None:
-    """Refuse answers that could outgrow the target's context: engines differ in what they do then.
-
-    Raises:
-        UserError: naming the target and both lengths.
-    """
-    if context is not None and longest > context:
-        raise UserError(
-            f"{name} has {context} tokens of context, and prompts with answers reach {longest}: "
-            "lower --max-new-tokens, or give shorter prompts"
-        )
 
 
 def _law(
@@ -253,12 +164,12 @@ def _law(
     return audited(settings, target, outputs, sampling, level=0.05)
 
 
-def _after(settings: CheckExport, served: Served, law: Audit, engine: _Engine) -> list[str]:
+def _after(settings: CheckExport, served: Served, law: Audit, engine: Engine) -> list[str]:
     """Name what explains a difference, each by a check of its own."""
     found = []
     if engine.template_differs:
         found.append(
-            "chat template: the server renders a chat otherwise than the target's folder does; "
+            "chat template: the engine renders a chat otherwise than the target's folder does; "
             "chats meet the draft with other prompts than these"
         )
     if not served["fits"]:

@@ -1,15 +1,15 @@
-"""Engines that serve a pair: transformers in this process, and vLLM by its URL."""
+"""Engines that serve a pair: transformers in this process, vLLM and llama.cpp by their URL."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from distillspec.commands.served import NoSuchPathError, Server, ask_completion
+from distillspec.commands.served import Answer, NoSuchPathError, Server
 from distillspec.commands.served_model import ServedModel, check_answer
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -18,9 +18,8 @@ from distillspec.models.assisted import generate
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import Report
 from distillspec.studies.serving import Answered
-from distillspec.tasks import Row
 
-_COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$")
+_COUNTER = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(\w+?)(?:_total)?(?:\{[^}]*\})? (\S+)$")
 DRAFTS, DRAFTED, ACCEPTED = "drafts", "draft_tokens", "accepted_tokens"
 
 
@@ -66,62 +65,63 @@ def by_transformers(
     return found
 
 
-def by_vllm(
+def by_server(
     server: Server,
-    model: ServedModel,
+    ask: Callable[[Server], Answer],
     tokenizer: Tokenizer,
     ends: Sequence[int],
-    rows: Sequence[Row],
-    prompts: Sequence[Tensor],
-    sampling: Sampling,
-    max_new_tokens: int,
-    seed: int,
-    report: Report,
-) -> list[Answered]:
-    """Ask a server one prompt after another, and read its counters before and after each.
+    where: str,
+    *,
+    drafts: bool,
+) -> Answered:
+    """Ask a server one prompt, and read its counters before and after.
+
+    Args:
+        server: vLLM or llama.cpp, whose counters have the same names.
+        ask: Asks it the prompt.
+        tokenizer: The target's.
+        ends: Ids that end an answer.
+        where: Names the prompt, for messages.
+        drafts: Whether it serves with the draft; else it needs no counters.
 
     Raises:
         UserError: it tells no ids or counts no drafts, or somebody else asks it too.
     """
-    found = []
-    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        before = counters(server)
-        start = time.perf_counter()
-        answer = ask_completion(
-            server,
-            model.name,
-            prompt.tolist(),
-            sampling=sampling,
-            max_tokens=max_new_tokens,
-            seed=(seed * 1_000_003 + i) % 2**31,
-            stop=ends,
+    before = counters(server) if drafts else {}
+    start = time.perf_counter()
+    answer = ask(server)
+    seconds = time.perf_counter() - start
+    check_answer(answer, tokenizer, ends, where=where)
+    if answer.ids is None:
+        raise UserError(f"{where}: {server.url} told no token ids, which a check needs")
+    ids, reason = torch.tensor(answer.ids), answer.finish_reason
+    if not drafts:
+        return Answered(ids, reason, len(ids) - 1, 0, 0, seconds, alone=1, blocks=None)
+    after = counters(server)
+    gone = {name: round(after[name] - before[name]) for name in after}
+    # The first token comes alone. What the engine drafted past the end of an answer is not in it;
+    # llama.cpp drafts nothing for the last token before the length limit: that pass is not counted
+    uncounted = len(ids) - 1 - gone[DRAFTS] - gone[ACCEPTED]
+    if uncounted > 1 and not gone[DRAFTS]:
+        raise UserError(
+            f"{where}: {server.url} drafts nothing: start it with the draft (serve.md of the "
+            "export has the line)"
         )
-        seconds = time.perf_counter() - start
-        check_answer(answer, tokenizer, ends, where=row.id)
-        if answer.ids is None:
-            raise UserError(f"{row.id}: {server.url} told no token ids, which a check needs")
-        after = counters(server)
-        gone = {name: round(after[name] - before[name]) for name in after}
-        # What the engine drafted past the end of an answer is not in it
-        if gone[DRAFTS] + gone[ACCEPTED] < len(answer.ids) - 1:
-            raise UserError(
-                f"{row.id}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} "
-                f"accepted tokens for {len(answer.ids)} tokens: its counters are not up to date"
-            )
-        found.append(
-            Answered(
-                ids=torch.tensor(answer.ids),
-                reason=answer.finish_reason,
-                calls=gone[DRAFTS],
-                drafted=gone[DRAFTED],
-                accepted=gone[ACCEPTED],
-                seconds=seconds,
-                alone=1,
-                blocks=None,
-            )
+    if uncounted > 1:
+        raise UserError(
+            f"{where}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} accepted "
+            f"tokens for {len(ids)} tokens: its counters are not up to date"
         )
-        report(i + 1, len(prompts))
-    return found
+    return Answered(
+        ids=ids,
+        reason=reason,
+        calls=gone[DRAFTS] + max(0, uncounted),
+        drafted=gone[DRAFTED],
+        accepted=gone[ACCEPTED],
+        seconds=seconds,
+        alone=1,
+        blocks=None,
+    )
 
 
 def counters(server: Server) -> dict[str, float]:
@@ -133,7 +133,9 @@ def counters(server: Server) -> dict[str, float]:
     try:
         text = server.text("../metrics")
     except NoSuchPathError as error:
-        raise UserError(f"{error}; is it a vLLM server with its metrics?") from error
+        raise UserError(
+            f"{error}; is it a vLLM server with its metrics, or llama.cpp's with --metrics?"
+        ) from error
     found = {DRAFTS: 0.0, DRAFTED: 0.0, ACCEPTED: 0.0}
     seen = False
     for line in text.splitlines():
@@ -143,8 +145,8 @@ def counters(server: Server) -> dict[str, float]:
             seen = True
     if not seen:
         raise UserError(
-            f"{server.url} counts no drafts: start it with --speculative-config (serve.md of the "
-            "export has the line)"
+            f"{server.url} counts no drafts: start it with the draft (serve.md of the export has "
+            "the line)"
         )
     return found
 

@@ -26,7 +26,8 @@ class ServedModel:
     name: str
     """What the server calls it."""
     context: int | None
-    """The most tokens of prompt and completion together, where the server says so (vLLM)."""
+    """The most tokens of prompt and completion together, where the server says so (vLLM,
+    llama.cpp)."""
 
 
 def find_model(server: Server, wanted: str | None, target: str) -> ServedModel:
@@ -64,7 +65,10 @@ def find_model(server: Server, wanted: str | None, target: str) -> ServedModel:
                 "another name, give it as --model"
             )
         wanted = alike[0]
-    context = models[wanted].get("max_model_len")
+    context = models[wanted].get("max_model_len")  # vLLM
+    meta = models[wanted].get("meta")  # llama.cpp
+    if context is None and isinstance(meta, dict):
+        context = meta.get("n_ctx")
     return ServedModel(wanted, context if isinstance(context, int) else None)
 
 

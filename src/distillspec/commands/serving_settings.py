@@ -96,16 +96,23 @@ class CheckExport:
     """Prompt file, task, or TASK=FILE; use prompts that the draft was not trained on."""
     gamma: int
     """Drafted tokens per block, as served."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """Where the pair runs: transformers in this process, or a vLLM server at --url that nobody
-    else asks meanwhile."""
+    engine: Literal["transformers", "vllm", "llama.cpp", "outputs"] = "transformers"
+    """Where the pair runs: transformers in this process; a vLLM or llama.cpp server at --url that
+    nobody else asks meanwhile; or anywhere else, and --outputs has what it did."""
     url: str | None = None
-    """URL of the vLLM server, such as http://localhost:8000/v1."""
+    """URL of the server, such as http://localhost:8000/v1."""
+    url_plain: str | None = None
+    """URL of the same engine's server without the draft: asked in turn, for the speed-up."""
+    outputs: str | None = None
+    """JSON lines of what an engine did with the draft: id, prompt, target_ids and counts of every
+    prompt; prompt_ids, blocks and finish_reason where known (docs/export.md)."""
+    outputs_plain: str | None = None
+    """The same without the draft, for the speed-up."""
     model: str | None = None
     """What the server calls the target; leave out where it is the name in --target."""
     rule: LosslessRule = "ratio"
-    """How the engine is said to judge drafted tokens (vLLM drafts greedily, argmax, unless
-    draft_sample_method is probabilistic)."""
+    """How the engine is said to judge drafted tokens (vLLM and llama.cpp draft greedily, argmax,
+    unless they are told to draft probabilistically)."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
     top_k: int | None = None

@@ -151,5 +151,5 @@ def argmax_draft(sampling: Sampling) -> Rule:
 
 
 def exact_match(sampling: Sampling, draft_sampling: Sampling | None = None) -> Rule:
-    """Make the rule that accepts what the target's own sample equals (llama.cpp's)."""
+    """Make the rule that accepts what the target's own sample equals."""
     return Rule(sampling, sampling if draft_sampling is None else draft_sampling, MATCHED)

@@ -26,8 +26,8 @@ class Answered:
 
     ids: Tensor
     """1-D int64 ids, the stop token included."""
-    reason: str
-    """`stop` or `length`."""
+    reason: str | None
+    """`stop` or `length`; None where the engine does not tell."""
     calls: int
     """Target passes that put out tokens, without those of `alone`."""
     drafted: int

@@ -12,10 +12,11 @@ from distillspec.tasks.load import (
     task_names,
 )
 from distillspec.tasks.prompts import shortened, with_shots
-from distillspec.tasks.rows import Row, Split, overlap, split
+from distillspec.tasks.rows import EngineCounts, Row, Split, overlap, split
 from distillspec.tasks.task import Task
 
 __all__ = [
+    "EngineCounts",
     "Reading",
     "Row",
     "Split",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.errors import UserError
-from distillspec.tasks.rows import Row
+from distillspec.tasks.rows import EngineCounts, Row
 
 _BOM = b"\xef\xbb\xbf"  # some editors put it before the first line
 
@@ -137,6 +137,7 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
     ended = reason if isinstance(reason, str) else None
     prompt_ids = _ids(value, "prompt_ids") if "prompt_ids" in value else None
     blocks = _blocks(value, target_ids) if value.get("blocks") is not None else None
+    counts = _counts(value["counts"]) if value.get("counts") is not None else None
     row_id = id_of(value["id"], "id") if "id" in value else fallback
     prompt: str | tuple[dict[str, str], ...]
     if given == ["messages"]:
@@ -157,6 +158,7 @@ def _from_object(value: dict[str, Any], fallback: str) -> Row:
         finish_reason=ended,
         prompt_ids=prompt_ids,
         blocks=blocks,
+        counts=counts,
     )
 
 
@@ -185,6 +187,21 @@ def _blocks(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[int, ..
     if ids is None or min(sizes) < 1 or sum(sizes) != len(ids):
         raise InvalidRowError("'blocks' must be the sizes of blocks that add up to 'target_ids'")
     return sizes
+
+
+def _counts(value: object) -> EngineCounts:
+    whole = ("calls", "drafted", "accepted", "alone")
+    if not isinstance(value, dict) or set(value) != {*whole, "seconds"}:
+        raise InvalidRowError(
+            f"'counts' must have {', '.join(whole)} and seconds, and no other key"
+        )
+    if not all(_is_whole(value[key]) and value[key] >= 0 for key in whole):
+        raise InvalidRowError(f"'counts': {', '.join(whole)} must be whole numbers of at least 0")
+    seconds = value["seconds"]
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < math.inf:
+        raise InvalidRowError("'counts': seconds must be a number above 0")
+    return EngineCounts(**value)
 
 
 def _logprobs(value: dict[str, Any], ids: tuple[int, ...] | None) -> tuple[float, ...]:

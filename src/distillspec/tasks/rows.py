@@ -11,6 +11,22 @@ from distillspec.errors import UserError
 
 
 @dataclass(frozen=True)
+class EngineCounts:
+    """What an engine counted while it wrote one answer."""
+
+    calls: int
+    """Target passes that put out tokens, without those of `alone`."""
+    drafted: int
+    """Tokens the draft wrote."""
+    accepted: int
+    """Drafted tokens that the engine says it accepted."""
+    seconds: float
+    """From question to answer, reading the prompt included."""
+    alone: int
+    """First tokens that came from reading the prompt, before anything was drafted."""
+
+
+@dataclass(frozen=True)
 class Row:
     """One prompt."""
 
@@ -36,6 +52,8 @@ class Row:
     """The prompt's ids as an engine was given them, where that was logged."""
     blocks: tuple[int, ...] | None = None
     """Tokens of `target_ids` that each target call put out, where an engine tells."""
+    counts: EngineCounts | None = None
+    """What an engine counted, where it tells."""
 
     @property
     def text(self) -> str:
