@@ -4,11 +4,12 @@ from distillspec.commands.study_report import main
 from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
-from distillspec.studies.findings import counts_of, measurements, outcome, tally
+from distillspec.studies.findings import counts_of, labels_of, measurements, outcome, tally
 from distillspec.studies.results import Results
 
 CLAIM = "Distillation raises τ and the speed-up at every task, temperature and γ (Table C.1)."
 RECIPE = "gkd"
+STEPS = {"measured": ("draft", "distilled"), "other-measured": ("other-draft", "other-distilled")}
 PAPER = {  # τ without → with distillation, by task, T and γ
     "xsum": {"0": "2.31→2.62, 2.57→3.08, 2.68→3.31", "1": "2.19→2.58, 2.39→3.01, 2.47→3.21"},
     "cnn_dm": {"0": "2.83→3.19, 3.46→4.13, 3.85→4.83", "1": "2.49→2.87, 2.89→3.52, 3.08→3.92"},
@@ -21,8 +22,10 @@ PAPER = {  # τ without → with distillation, by task, T and γ
 def finding(results: Results) -> Finding:
     """Hold the draft distilled by GKD against the one before, and give both speed-ups."""
     gains, rows, names, tasks = [], [], [], set()
-    for row in results.of("measured"):
-        before, after = counts_of(row, "draft"), counts_of(row, "distilled", recipe=RECIPE)
+    for row in (row for step in STEPS for row in results.of(step)):
+        raw, distilled = STEPS[row["step"]]
+        recipe = {"recipe": RECIPE} if labels_of(row, distilled, "recipe") else {}
+        before, after = counts_of(row, raw), counts_of(row, distilled, **recipe)
         if before is None or after is None:
             continue
         gains.append(after.tau_above(before))
@@ -30,10 +33,10 @@ def finding(results: Results) -> Finding:
         speeds = {}
         for name, one in measurements(row).items():
             (gamma,) = one["gammas"]
-            if name.startswith("draft") or RECIPE in name.split():
+            if name.startswith(raw) or not recipe or RECIPE in name.split():
                 gain = gamma.get("speedup_measured", gamma["speedup_forecast"])
                 how = "" if "speedup_measured" in gamma else " forecast"
-                speeds[name.startswith("draft")] = estimated(gain, 2) + how
+                speeds[name.startswith(raw)] = estimated(gain, 2) + how
         names.append(" ".join(f"{axis}={label}" for axis, label in row["axes"].items()))
         rows.append(
             (names[-1], estimated(before.tau, 2), estimated(after.tau, 2), estimated(gains[-1]))

@@ -1,6 +1,7 @@
 """What the models themselves are worth: a check of the study, not a finding of the paper."""
 
 import math
+from pathlib import Path
 
 from distillspec.commands.study_report import main
 from distillspec.report.findings import Finding, estimated, not_run
@@ -17,10 +18,10 @@ CLAIM = (
 
 
 def finding(results: Results) -> Finding:
-    """Read step `predicted`: perplexities beside that of unigrams fitted to the same texts."""
+    """Read the steps `predicted`: perplexities beside that of unigrams fitted to the same texts."""
     gains, rows, names, values = [], [], [], []
-    for row in results.of("predicted"):
-        place = " ".join(row["axes"].values())
+    for row in [*results.of("predicted"), *results.of("other-predicted")]:
+        place = " ".join(row["axes"].values()) or Path(row["result"]["prompts"]).name
         for key, source in row["sources"].items():
             one = next((m for m in row["result"]["models"] if key in m["model"]), None)
             if one is None:
@@ -43,7 +44,7 @@ def finding(results: Results) -> Finding:
     reached = ", ".join(
         f"{place} {cell} {value.partition(' ')[0]} (unigrams {unigram})"
         for place, cell, value, _, unigram in rows
-        if cell.startswith(("target", "draft"))
+        if cell.removeprefix("other-").startswith(("target", "draft"))
     )
     return Finding(
         "16",
