@@ -12,9 +12,27 @@ import pytest
 
 from distillspec import cli
 from distillspec.settings import parse
+from distillspec.studies import garden, tradeoff
+from distillspec.studies.evaluation import Evaluation, LatencyRow, ThroughputRow
+from distillspec.studies.lossless import Audit, Test
+from distillspec.studies.perplexity import Perplexity
+from distillspec.studies.sameness import SameOutput
+from distillspec.studies.serving import RuleFit, Served
+from distillspec.studies.theory import Bounds
+from distillspec.studies.transfer import Cell
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIELDS = {
+    "evaluate.md": (Evaluation, LatencyRow, ThroughputRow, SameOutput),
+    "tradeoff.md": (tradeoff.Tradeoff, tradeoff.Baseline, tradeoff.Pick, tradeoff.Point),
+    "transfer.md": (Cell,),
+    "garden.md": (garden.Garden, garden.Pick, garden.Point),
+    "bounds.md": (Bounds, Perplexity),
+    "audit.md": (Audit, Test),
+    "export.md": (Served, RuleFit),
+}
+"""What a page explains field by field; `measure` is with the README, whose sample it is."""
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -36,10 +54,18 @@ def test_there_are_commands_to_parse():
     assert sum(len(commands(page)) for page in PAGES) >= 20
 
 
-def test_every_page_is_on_the_site():
+def test_every_page_is_on_the_site_once():
+    """A merge had left the part about the paper twice, with studies, garden and tune in it again."""
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in PAGES[1:]:
-        assert f": {page.relative_to(ROOT / 'docs').as_posix()}\n" in listed, page
+        assert listed.count(f": {page.relative_to(ROOT / 'docs').as_posix()}\n") == 1, page
+
+
+@pytest.mark.parametrize(("page", "kinds"), FIELDS.items(), ids=FIELDS)
+def test_every_field_is_documented(page, kinds):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for name in {name for kind in kinds for name in kind.__annotations__}:
+        assert f"`{name}`" in text, name
 
 
 def test_the_site_builds_with_every_link_whole(tmp_path):

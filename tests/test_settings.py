@@ -224,6 +224,15 @@ def test_help_shows_docstrings_and_defaults(capsys: pytest.CaptureFixture[str]) 
     assert "--config FILE" in text
 
 
+def test_help_shows_what_a_list_of_numbers_is_made_of_not_some_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It said `--layers 1..8` and `--eos-token-id 1..8`, which read like a range to keep to."""
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "--gamma N,…" in capsys.readouterr().out
+
+
 def test_every_field_of_the_settings_appears_in_its_help(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

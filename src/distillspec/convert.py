@@ -50,7 +50,7 @@ def kind(hint: Any) -> str:
     """Name the values of a type in a word or two, for the column of a help text."""
     hint, _ = _without_none(hint)
     if get_origin(hint) is tuple:
-        return "1..8" if get_args(hint)[0] is int else f"{kind(get_args(hint)[0])},…"
+        return f"{kind(get_args(hint)[0])},…"
     if get_origin(hint) is Literal:
         return "|".join(get_args(hint))
     return {bool: "true|false", int: "N", float: "X", Path: "PATH", str: "TEXT"}[hint]

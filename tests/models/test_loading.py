@@ -161,6 +161,29 @@ def test_what_is_not_a_model_is_told_in_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_run_directory_in_place_of_its_draft_is_told_where_the_draft_is(tmp_path):
+    """`--draft runs/kd` for `runs/kd/draft` was told what a model's folder holds, no more."""
+    tiny("llama").save(tmp_path / "draft")
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert str(caught.value).endswith(f"did you mean {tmp_path / 'draft'}?")
+
+
+def test_a_name_with_no_folder_is_told_that_it_was_sought_on_the_hub(monkeypatch):
+    """A misspelt `drafts/kd` was told of a connection to the hub alone."""
+    monkeypatch.setattr("distillspec.models.loading.AutoConfig", Unreachable)
+    with pytest.raises(UserError, match="no such folder is here, and the hub says: no connection"):
+        load("drafts/kd")
+
+
+class Unreachable:
+    """Stands for AutoConfig without a network."""
+
+    @staticmethod
+    def from_pretrained(source):
+        raise OSError("no connection")
+
+
 def test_damaged_folders_are_told_in_one_line(tmp_path):
     def fresh(name):
         tiny("llama").save(tmp_path / name)

@@ -182,9 +182,11 @@ def find_place(path_or_name: str | Path) -> Place:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
+            inside = path / "draft"  # where sft and distill write it
+            meant = f"; did you mean {inside}?" if (inside / "config.json").exists() else ""
             raise UserError(
                 f"{name} is not a model: expected a folder with config.json, weights and "
-                "tokenizer, as save_pretrained writes it"
+                f"tokenizer, as save_pretrained writes it{meant}"
             )
         _check_shards(path)
         return Place(name, str(path), None)
@@ -289,4 +291,5 @@ def _explained(place: Place, what: str) -> Iterator[None]:
             yield
     except _UNREADABLE as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot read the {what} of {place.name}: {first}") from error
+        away = "" if Path(place.source).exists() else "no such folder is here, and the hub says: "
+        raise UserError(f"cannot read the {what} of {place.name}: {away}{first}") from error
