@@ -232,6 +232,13 @@ def test_models_are_held_against_unigrams():
     assert finding("f16", [found]).outcome == "does not hold"
 
 
+def test_the_search_takes_over_the_models_of_the_small_study():
+    small, search = (plan(EXPERIMENTS / name, Path("data")) for name in ("small.yaml", "tune.yaml"))
+    shared = {key for cell, key in search.keys.items() if cell.step != "tuned"}
+    assert len(shared) == 10
+    assert shared <= set(small.keys.values())
+
+
 def shrunk(file, tmp_path, models):
     """A study of the paper's scale for tiny models: two steps, one recipe, rows from a file."""
     text = file.read_text("utf-8")
