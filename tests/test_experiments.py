@@ -232,8 +232,12 @@ def test_models_are_held_against_unigrams():
     assert finding("f16", [found]).outcome == "does not hold"
 
 
-def test_the_search_takes_over_the_models_of_the_small_study():
-    small, search = (plan(EXPERIMENTS / name, Path("data")) for name in ("small.yaml", "tune.yaml"))
+def test_the_search_takes_over_the_models_of_the_small_study(tmp_path):
+    files = [EXPERIMENTS / name for name in ("small.yaml", "tune.yaml")]
+    for name in re.findall(r"[\w/]+\.jsonl\.gz", files[0].read_text("utf-8")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    small, search = (plan(file, tmp_path) for file in files)
     shared = {key for cell, key in search.keys.items() if cell.step != "tuned"}
     assert len(shared) == 10
     assert shared <= set(small.keys.values())
