@@ -164,15 +164,17 @@ def test_a_token_repeated_between_blocks_is_seen():
     assert any("doubled" in point for point in result["points_to"])
 
 
-def test_greedy_is_the_argmax_and_near_ties_are_apart():
+@pytest.mark.parametrize("greedy", [GREEDY, Sampling(0, top_p=0.9)], ids=["alone", "top-p"])
+def test_greedy_is_the_argmax_and_near_ties_are_apart(greedy):
+    """With a top-p beside it, what is no argmax once divided by the temperature of 0."""
     row = torch.tensor([0.0, 1.0, 1.0 - 1e-12, -2.0], dtype=torch.float64)
     target = TableModel(row)
     outputs = [Written("a", torch.tensor([0]), torch.tensor([1, 2, 1, 3]))]
     found = tally(
-        target, outputs, GREEDY, stop=(), batch_size=1, dtype=torch.float32,
+        target, outputs, greedy, stop=(), batch_size=1, dtype=torch.float32,
         report=lambda done, total: None,
     )  # fmt: skip
-    result = judged(found, GREEDY, ends(outputs, (), None), level=0.05, tolerance=0.0)
+    result = judged(found, greedy, ends(outputs, (), None), level=0.05, tolerance=0.0)
     assert result["impossible"]["near_ties"] == 1
     assert [(one["token"], one["emitted"]) for one in result["impossible"]["examples"]] == [(3, 3)]
     assert result["rejected"]

@@ -168,7 +168,7 @@ def _impossible(
         kept = logits[row][p[row] > 0]
         gap, bound = float(kept.min()) - own, near_tie(float(logits[row].max()), dtype)
         near = gap <= bound
-        if sampling.top_p < 1 and not near:
+        if sampling.top_p < 1 and sampling.temperature > 0 and not near:  # greedy needs no top-p
             near = _at_the_edge(logits[row], own, sampling, bound)
         found.append(Impossible(id, first + row, int(y[row]), max(0.0, gap), near))
     return found
