@@ -164,6 +164,63 @@ def test_a_token_repeated_between_blocks_is_seen():
     assert any("doubled" in point for point in result["points_to"])
 
 
+def often_stopping(stop=0, size=6):
+    """A target that ends about one answer in four at every token."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    logits[:, stop] += 1.0
+    return TableModel(logits)
+
+
+@pytest.mark.parametrize("kept", [0, 40], ids=["all lost", "some kept"])
+def test_a_log_without_its_stop_tokens_is_held_against_what_goes_on(kept):
+    """Sound outputs that lost their stop tokens once failed: too few of the likeliest were left."""
+    target, count = often_stopping(), 200
+    prompts = [torch.tensor([1 + i % 5]) for i in range(count)]
+    answers = collect(
+        speculate(
+            target, None, prompts, gamma=0, max_new_tokens=12, stop=(0,), sampling=Sampling(),
+            generators=seeded(count, 0),
+        ),
+        count,
+    )  # fmt: skip
+    outputs = []
+    for i, (prompt, one) in enumerate(zip(prompts, answers, strict=True)):
+        lost = one.ids[-1] == 0 and i >= kept
+        ids = one.ids[:-1] if lost else one.ids
+        if ids:
+            outputs.append(Written(str(i), prompt, torch.tensor(ids), None, one.finish_reason))
+
+    def audit(sampling):
+        found = tally(
+            target, outputs, sampling, stop=(0,), batch_size=64, dtype=torch.float64,
+            report=lambda done, total: None,
+        )  # fmt: skip
+        return judged(found, sampling, ends(outputs, (0,), 12), level=0.05, tolerance=0.0)
+
+    result = audit(Sampling())
+    assert result["ends"]["lost_stop"] > 60
+    assert not result["rejected"], result["verdict"]  # a sound one fails once in twenty
+    assert len(result["tests"]) > 8
+    assert not any(test["name"] == questions.STOP for test in result["tests"])
+    assert audit(Sampling(0.5))["rejected"]
+
+
+def test_a_token_where_only_the_end_could_come_is_impossible_in_such_a_log_too():
+    certain = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]])
+    target = TableModel(certain.double())
+    outputs = [
+        Written("a", torch.tensor([2]), torch.tensor([1, 2]), None, "stop"),
+        Written("b", torch.tensor([2]), torch.tensor([2, 1]), None, "stop"),
+    ]
+    found = tally(
+        target, outputs, Sampling(), stop=(0,), batch_size=2, dtype=torch.float64,
+        report=lambda done, total: None,
+    )  # fmt: skip
+    assert [(one.id, one.token) for one in found.impossible] == [("a", 1)]
+    assert all(np.isfinite(table).all() for table in found.sums.values())
+
+
 @pytest.mark.parametrize("greedy", [GREEDY, Sampling(0, top_p=0.9)], ids=["alone", "top-p"])
 def test_greedy_is_the_argmax_and_near_ties_are_apart(greedy):
     """With a top-p beside it, what is no argmax once divided by the temperature of 0."""

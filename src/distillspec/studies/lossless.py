@@ -94,9 +94,7 @@ def judged(
         tolerance: What a token may be off by, in nats or as a share, that is not called wrong.
     """
     counts, faults = ends
-    # Where the log lost stop tokens, who stayed is no draw from anything.
-    left_out = {questions.STOP} if counts["lost_stop"] else set()
-    tests = _tests(found, level, tolerance, left_out)
+    tests = _tests(found, level, tolerance)
     wrong = [one for one in found.impossible if not one.near]
     outputs = sum(counts.values())
     rejected = bool(wrong or faults or any(test["rejected"] for test in tests))
@@ -133,11 +131,9 @@ def judged(
     )
 
 
-def _tests(found: Tally, level: float, tolerance: float, left_out: set[str]) -> list[Test]:
+def _tests(found: Tally, level: float, tolerance: float) -> list[Test]:
     sums = {
-        name: table.sum(axis=0)
-        for name, table in found.sums.items()
-        if name not in left_out and table[:, 2].sum() > _FAINT
+        name: table.sum(axis=0) for name, table in found.sums.items() if table[:, 2].sum() > _FAINT
     }
     p_values = [
         p_value(
