@@ -103,11 +103,8 @@ def judged(
     spread = 0.0 if whole is None else float(whole[2])
     varied = sums is not None and whole is not None and spread > _FAINT
     likelihood = ratio(sums[:, 1], sums[:, 0]) if sums is not None and varied else None
-    smallest = (
-        detectable(spread, level=level, power=POWER) / whole[0]
-        if whole is not None and varied
-        else None
-    )
+    shifts = [test["detectable"] for test in tests if test["name"] == questions.LIKELIHOOD]
+    smallest = shifts[0] if varied else None
     points = [*faults, *_causes(tests, wrong, sampling)] if rejected else []
     return Audit(
         tokens=found.scored,
@@ -147,7 +144,7 @@ def _tests(found: Tally, level: float, tolerance: float) -> list[Test]:
     ]
     corrected = holm(p_values)
     return [
-        _test(name, found.kinds[name].kind, one, p, by_holm, level, len(sums))
+        _test(name, found.kinds[name].kind, one, p, by_holm, level, tolerance, len(sums))
         for (name, one), p, by_holm in zip(sums.items(), p_values, corrected, strict=True)
     ]
 
@@ -159,6 +156,7 @@ def _test(
     p: float,
     corrected: float,
     level: float,
+    tolerance: float,
     family: int,
 ) -> Test:
     tokens, total, variance, _, expected = map(float, sums)
@@ -175,7 +173,7 @@ def _test(
         p=p,
         p_corrected=corrected,
         rejected=corrected <= level,
-        detectable=detectable(variance, level=level / family, power=POWER) / tokens,
+        detectable=tolerance + detectable(variance, level=level / family, power=POWER) / tokens,
     )
 
 
