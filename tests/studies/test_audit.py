@@ -246,6 +246,20 @@ def test_greedy_is_the_argmax_and_near_ties_are_apart(greedy):
     assert result["rejected"]
 
 
+def test_what_was_all_but_certain_and_came_out_otherwise_is_seen():
+    """Of tests without variance none was held against what came out, and the audit passed."""
+    target = TableModel(torch.tensor([0.0, 30.0], dtype=torch.float64))
+    for ids, rejected in (([1, 1, 1], False), ([1, 0, 1], True)):
+        outputs = [Written("a", torch.tensor([0]), torch.tensor(ids))]
+        found = tally(
+            target, outputs, Sampling(), stop=(), batch_size=1, dtype=torch.float64,
+            report=lambda done, total: None,
+        )  # fmt: skip
+        result = judged(found, Sampling(), ends(outputs, (), None), level=0.05, tolerance=0.0)
+        assert result["impossible"]["count"] == 0
+        assert result["rejected"] is rejected, result["verdict"]
+
+
 def test_ids_are_sorted_by_the_look_of_their_strings():
     pieces = ("Ġthe", "ing", "Ġ12", "!", "<|end|>", "é", None)
     kinds = questions.kinds_of_ids(Vocabulary(pieces))

@@ -18,7 +18,9 @@ from distillspec.studies.estimates import Estimate, ratio
 POWER = 0.8
 """The chance with which a shift that is called detectable is found."""
 _FAINT = 1e-9
-"""A summed variance below this: nothing could have come out otherwise."""
+"""A summed variance below this: nothing could well have come out otherwise."""
+_ROUNDING = 1e-6
+"""A summed excess below this is none."""
 SHOWN = 10
 """Impossible tokens that are listed one by one, at most."""
 
@@ -129,9 +131,13 @@ def judged(
 
 
 def _tests(found: Tally, level: float, tolerance: float) -> list[Test]:
-    sums = {
-        name: table.sum(axis=0) for name, table in found.sums.items() if table[:, 2].sum() > _FAINT
-    }
+    sums = {}
+    for name, table in found.sums.items():
+        whole = table.sum(axis=0)
+        # What could not well come out otherwise is no question, unless it did
+        if whole[2] > _FAINT or abs(whole[1]) > _ROUNDING:
+            whole[2] = max(whole[2], _FAINT)
+            sums[name] = whole
     p_values = [
         p_value(
             total,
