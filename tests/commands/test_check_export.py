@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distillspec.commands import engines
+from distillspec.commands.check_export import tell
 from distillspec.commands.served import Server
 from distillspec.decoding import complete
 from distillspec.errors import UserError
@@ -372,6 +373,9 @@ def test_what_can_be_seen_before_is_named(capsys, tmp_path, pair, draft, prompts
     said = " ".join(found["causes"])
     assert "context length" in said
     assert "chat template" in said
+    shown = tell({**found, "unmet": [], "verdict": "Well."})
+    assert shown.count("note: ") == len(found["causes"])
+    assert "note: " not in tell({**found, "unmet": ["It is not."]})
 
 
 def test_users_errors(capsys, pair, draft, prompts):
@@ -383,6 +387,11 @@ def test_users_errors(capsys, pair, draft, prompts):
     assert "--outputs" in refused(capsys, *common, "--gamma", 2, "--outputs", prompts)
     assert "--outputs-plain" in refused(capsys, *common, "--gamma", 2, "--outputs-plain", prompts)
     assert "export it with --gamma 3" in refused(capsys, *common, "--gamma", 3)
+    plain = (*common, "--gamma", 2, "--min-speedup", 1.1)  # told before anything runs
+    url = ("--url", "http://127.0.0.1:9/v1")
+    assert "give --url-plain" in refused(capsys, *plain, "--engine", "vllm", *url)
+    asked = ("--engine", "outputs", "--outputs", prompts)
+    assert "give --outputs-plain" in refused(capsys, *plain, *asked)
     for flag, value in (("timeout", 0), ("min-speedup", -1), ("tolerance", -1)):
         assert f"--{flag} {value}" in refused(capsys, *common, "--gamma", 2, f"--{flag}", value)
     long = refused(capsys, *common, "--gamma", 2, "--max-new-tokens", 500)

@@ -55,6 +55,12 @@ def check_engine(settings: CheckExport) -> None:
         raise UserError("--outputs goes with --engine outputs: the file of what an engine did")
     if settings.outputs_plain is not None and not written:
         raise UserError("--outputs-plain goes with --engine outputs and --outputs")
+    plain = {"transformers": "", "outputs": settings.outputs_plain}.get(
+        settings.engine, settings.url_plain
+    )
+    if settings.min_speedup is not None and plain is None:
+        flag = "--outputs-plain" if written else "--url-plain"
+        raise UserError(f"--min-speedup needs the engine without the draft too: give {flag}")
 
 
 def ask_engine(
