@@ -97,6 +97,9 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     found = exported(capsys, draft, target, tmp_path / "out", "--rule", "argmax")
     serve = found["serve"]
     assert set(serve) == {"transformers", "vllm", "sglang", "llama.cpp", "openvino"}
+    (line,) = serve["transformers"]["commands"]
+    for neutral in ("temperature=1.0", "top_k=0", "top_p=1.0", "repetition_penalty=1.0"):
+        assert neutral in line  # a target's generation_config.json may have another
     (line,) = serve["vllm"]["commands"]
     assert f"vllm serve '{target}'" in line
     config = json.loads(line.split("--speculative-config ")[1].strip("'"))
