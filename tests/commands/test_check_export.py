@@ -295,6 +295,26 @@ def test_a_server_that_never_asks_its_draft_is_told(capsys, pair, draft, prompts
     assert "drafts nothing: start it with the draft" in said
 
 
+class Shared(Speculating):
+    """Somebody else asks it at the same time."""
+
+    def complete(self, body):
+        for name, count in (("drafts", 9), ("draft_tokens", 18), ("accepted_tokens", 9)):
+            self.counts[name] += count
+        return super().complete(body)
+
+
+def test_a_server_that_somebody_else_asks_is_refused(capsys, pair, draft, prompts):
+    """The engine was blamed for what it counted of another's answers."""
+    server = Shared(load(pair[0]), load(str(draft)), gamma=2)
+    with running(server):
+        said = refused(
+            capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
+            "--max-new-tokens", 24, "--engine", "vllm", "--url", server.url, "--model", "served",
+        )  # fmt: skip
+    assert "somebody else asks it too" in said
+
+
 def test_llama_cpps_context_is_known(capsys, pair, draft, prompts):
     server = LlamaCpp(load(pair[0]), load(str(draft)), gamma=2)
     server.context = 20

@@ -136,7 +136,7 @@ def _from_server(
                         target.tokenizer,
                         target.eos_ids,
                         row.id,
-                        drafts=k == len(servers) - 1,
+                        gamma=settings.gamma if k == len(servers) - 1 else None,
                     )
                 found[k].append(one)
             report(i + 1, len(prompts))
