@@ -124,6 +124,11 @@ def _from_server(
     plain = [] if settings.url_plain is None else [Server(settings.url_plain, settings.timeout)]
     servers = [*plain, Server(url, settings.timeout)]  # the one with the draft is the last
     models = [_served(server, settings, target, prompts) for server in servers]
+    differs = (
+        llama_cpp.template_differs(servers[-1], target.tokenizer)
+        if settings.engine == "llama.cpp"
+        else template_differs(servers[-1], models[-1], target.tokenizer)
+    )
     found: list[list[Answered]] = [[] for _ in servers]
     with bar(settings.engine) as report:
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -140,11 +145,6 @@ def _from_server(
                     )
                 found[k].append(one)
             report(i + 1, len(prompts))
-    differs = (
-        llama_cpp.template_differs(servers[-1], target.tokenizer)
-        if settings.engine == "llama.cpp"
-        else template_differs(servers[-1], models[-1], target.tokenizer)
-    )
     return Engine(prompts, found[0] if plain else None, found[-1], differs)
 
 
