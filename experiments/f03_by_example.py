@@ -47,7 +47,12 @@ def finding(results: Results) -> Finding:
         f"Share of prompts with a higher τ, less {SHARE:g}: {'; '.join(map(said, shares))}.",
         ("measured", "prompt", "τ before", "τ after"),
         tuple(rows),
-        curves(lines[:4], "prompts, by τ", "τ", joined=False),
+        curves(
+            lines[:4],
+            "prompts, by τ" + (" (the first two cells)" if len(lines) > 4 else ""),
+            "τ",
+            joined=False,
+        ),
     )
 
 

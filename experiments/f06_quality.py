@@ -15,8 +15,12 @@ WEAK = 0.5
 
 
 def finding(results: Results) -> Finding:
-    """Correlate the quality of drafts alone (step `draft-quality`, a garden) with their τ."""
-    pairs: list[tuple[str, Estimate, Estimate]] = []
+    """Correlate the quality of drafts alone (step `draft-quality`, a garden) with their τ.
+
+    In each cell of `grid-measured` by itself: the same drafts at another temperature are no more
+    drafts.
+    """
+    by: dict[str, list[tuple[str, Estimate, Estimate]]] = {}
     for garden in results.of("draft-quality"):
         for row in results.of("grid-measured"):
             raw = counts_of(row, "draft")
@@ -26,23 +30,41 @@ def finding(results: Results) -> Finding:
                     continue
                 counts = counts_of(row, "grid", **source["axes"])
                 if counts is not None:
-                    name = " ".join([*source["axes"].values(), *row["axes"].values()])
-                    pairs.append((name, counts.tau_above(raw), point["quality_difference"]))
-    if len(pairs) < 3:
+                    place = " ".join(f"{axis} {label}" for axis, label in row["axes"].items())
+                    name = " ".join(source["axes"].values())
+                    pair = (name, counts.tau_above(raw), point["quality_difference"])
+                    by.setdefault(place, []).append(pair)
+    by = {place: pairs for place, pairs in by.items() if len(pairs) > 2}
+    if not by:
         return not_run("6", CLAIM, "draft-quality with drafts of grid")
-    gains = [gain["value"] for _, gain, _ in pairs]
-    correlation = rank_correlation(gains, [quality["value"] for _, _, quality in pairs])
-    low, high = correlation["low"], correlation["high"]
-    weak, strong = low > -WEAK and high < WEAK, low >= WEAK or high <= -WEAK
+    gains = {place: [gain["value"] for _, gain, _ in pairs] for place, pairs in by.items()}
+    found = {
+        place: rank_correlation(gains[place], [quality["value"] for _, _, quality in pairs])
+        for place, pairs in by.items()
+    }
+    weak = all(one["low"] > -WEAK and one["high"] < WEAK for one in found.values())
+    strong = any(one["low"] >= WEAK or one["high"] <= -WEAK for one in found.values())
     return Finding(
         "6",
         CLAIM,
         "holds" if weak else "does not hold" if strong else "undecided",
-        f"Rank correlation over {len(pairs)} drafts: {said(correlation, 2)}.",
-        ("draft", "τ gain", "quality gain"),
-        tuple((name, estimated(gain), estimated(quality, 1)) for name, gain, quality in pairs),
+        "Rank correlation: "
+        + "; ".join(
+            f"{place or 'all'}, {len(by[place])} drafts, {said(one, 2)}"
+            for place, one in found.items()
+        )
+        + ".",
+        ("measured", "draft", "τ gain", "quality gain"),
+        tuple(
+            (place, name, estimated(gain), estimated(quality, 1))
+            for place, pairs in by.items()
+            for name, gain, quality in pairs
+        ),
         curves(
-            [Curve("drafts", tuple(gains), tuple(interval(quality) for _, _, quality in pairs))],
+            [
+                Curve(place, tuple(gains[place]), tuple(interval(one) for _, _, one in pairs))
+                for place, pairs in by.items()
+            ],
             "τ gain",
             "quality gain (points)",
             joined=False,

@@ -14,9 +14,11 @@ CLAIM = (
 
 def finding(results: Results) -> Finding:
     """Read the paired differences that `transfer` stored, the distilled draft's over the first."""
-    gains, rows, names = [], [], []
+    gains, rows, names, tasks, targets = [], [], [], set(), set()
     for row in results.of("transferred"):
         for cell in row["result"]["cells"]:
+            tasks.add(cell["task"])
+            targets.add(cell["target"])
             for one in cell["comparison"]:
                 gains.append(one["tau_difference"])
                 place = f"T={row['result']['temperature']:g} {cell['target']} {cell['task']}"
@@ -35,7 +37,8 @@ def finding(results: Results) -> Finding:
         "9",
         CLAIM,
         outcome(gains),
-        f"τ of the distilled draft over the one before: {tally(gains)}.",
+        f"τ of the distilled draft over the one before: {tally(gains)}. Tasks: {len(tasks)}; "
+        f"targets: {len(targets)}{'' if len(targets) > 1 else ', so that no larger one was run'}.",
         ("target and task", "γ", "τ difference", "α difference"),
         tuple(rows),
         dots(

@@ -14,7 +14,8 @@ def finding(results: Results) -> Finding:
     """Read the gardens of a step whose ways are called by the minutes of distillation."""
     gains, rows, lines = [], [], []
     for row in results.of(STEP):
-        points = row["result"]["points"]  # the first is the draft before distillation
+        # The garden's differences are from its first way, the draft before distillation
+        points = sorted(row["result"]["points"], key=lambda point: float(point["way"]))
         x = tuple(float(point["way"]) for point in points)
         name = " ".join(row["axes"].values()) or "quality"
         lines.append(Curve(name, x, tuple(interval(point["quality"]) for point in points)))

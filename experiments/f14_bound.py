@@ -37,8 +37,8 @@ def finding(results: Results) -> Finding:
         "14",
         CLAIM,
         outcome(slack),
-        f"The acceptance is above its bound by at least {least:.3f} in all {len(slack)} cases, of "
-        f"which {empty} say nothing, as the bound is not above 0 (drawn at 0).",
+        f"Acceptance less its bound: {least:+.3f} or more in all {len(slack)} cases, of which "
+        f"{empty} say nothing, as the bound is not above 0 (drawn at 0).",
         ("draft", "α", "at least, by Pinsker", "at least, by Theorem 4.1", "KL, nats a token"),
         tuple(rows),
         curves(

@@ -11,6 +11,7 @@ import pytest
 import distillspec
 from distillspec.commands.plan import plan
 from distillspec.commands.study_cost import costs, line_of
+from distillspec.errors import UserError
 from distillspec.studies.results import Results
 from verbs import run, saved, write_rows
 
@@ -71,8 +72,13 @@ def measured(drafts, *, step="measured", before=5.0, name="distilled", **axes):
     ]
     for i, one in enumerate(found):
         one["gammas"][0] |= {"tau_forecast": at(2.0 + 0.1 * i), "tau_iid": 1.9 + 0.1 * i}
+        one["gammas"][0]["forecast_z"] = 1.5
+    compared = [
+        {"draft": one["draft"], "against": found[0]["draft"], "speedup_difference": at(0.1)}
+        for one in found[1:]
+    ]
     return row(step, key=f"{step}{axes}", axes=axes, sources=sources, examples=rows,
-               result={"drafts": found})  # fmt: skip
+               result={"drafts": found, "comparison": compared})  # fmt: skip
 
 
 def recipes(**calls):
@@ -120,6 +126,10 @@ def training(recipe, calls, **axes):
 def test_training_is_compared_after_equal_time():
     rows = [training("gkd", 4.0, task="t"), training("supervised_kd", 4.5, task="t")]
     assert finding("f02", rows).outcome == "holds"
+    longer = training("supervised_kd", 4.5, task="t")
+    later = training("supervised_kd", 3.0, task="t")["evaluations"][1]
+    longer["evaluations"].append({**later, "step": 12, "seconds": 120.0})
+    assert finding("f02", [rows[0], longer]).outcome == "holds"  # it was ahead after no more time
     rows.append(training("seqkd", 3.9, task="t"))
     assert finding("f02", rows).outcome == "does not hold"  # every other recipe counts
     assert finding("f02", [rows[0]]).outcome == "not run"  # nothing to hold it against
@@ -133,6 +143,7 @@ def test_examples_tables_and_grids_are_read_by_draft():
     assert finding("f03", [measured(recipes(gkd=5.5))]).outcome == "does not hold"
     table = finding("f13", rows)
     assert table.outcome == "holds"
+    assert "measured speed-up above 0 in 2 of 2" in table.sentence
     assert [len(one) for one in table.rows] == [6, 6]
     assert "2.96→3.13" in table.paper  # the paper's own, as the task is one of its
     assert "3.22→3.30" not in table.paper
@@ -146,11 +157,64 @@ def test_examples_tables_and_grids_are_read_by_draft():
     assert len(found.rows) == 4
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [(at(-0.1), "does not hold"), (at(0.0), "undecided"), (None, "undecided")],
+)
+def test_a_table_of_speed_ups_is_judged_by_them_too(change, outcome):
+    """The claim is about τ and the speed-up; it once held by τ alone."""
+    one = measured(recipes(gkd=4.2))
+    one["result"]["comparison"][0]["speedup_difference"] = change
+    found = finding("f13", [one])
+    assert found.outcome == outcome
+    assert ("not run" in found.sentence) == (change is None)
+
+
+def test_drafts_at_different_gamma_are_not_held_against_one_another():
+    one = measured(recipes(gkd=4.2))
+    for i, example in enumerate(one["examples"]):
+        example["gamma"] = 3 + (i < PROMPTS)
+    with pytest.raises(UserError, match="measured: its drafts are at γ"):
+        finding("f01", [one])
+
+
+def test_drafts_whose_names_do_not_tell_their_cells_are_told():
+    one = measured(recipes(gkd=4.2))
+    for example in one["examples"]:
+        example["draft"] = example["draft"].removeprefix("k1/")
+    with pytest.raises(UserError, match="no draft's name tells that it is of distilled"):
+        finding("f01", [one])
+
+
 def test_forecasts_are_ranked_against_counts():
-    found = finding("f04", [measured(GOOD)])
+    rows = [measured(GOOD, temperature=one) for one in ("0", "1")]
+    found = finding("f04", rows)
     assert found.outcome == "holds"
     assert "+1.00" in found.sentence
-    assert finding("f04", [measured(recipes(gkd=4.0))]).outcome == "not run"  # two drafts
+    assert "in 12 of 12" in found.sentence
+    drafts = rows[1]["result"]["drafts"]
+    drafts[2]["gammas"][0]["forecast_z"] = None
+    assert finding("f04", rows).outcome == "undecided"
+    drafts[3]["gammas"][0]["forecast_z"] = -4.5
+    assert finding("f04", rows).outcome == "does not hold"  # no agreement, whatever the ranks
+    assert finding("f04", rows[:1]).outcome == "not run"  # one cell has no interval
+    rows = [measured(recipes(gkd=4.0), temperature=one) for one in ("0", "1")]
+    assert finding("f04", rows).outcome == "not run"  # two drafts
+
+
+def test_ranks_are_compared_within_a_cell():
+    """What γ does to both sides once passed for a ranking of drafts that is kept."""
+    rows = [measured(GOOD, gamma=str(gamma)) for gamma in (3, 5, 7)]
+    for i, one in enumerate(rows):
+        drafts = one["result"]["drafts"]
+        for j, draft in enumerate(drafts):
+            draft["gammas"][0] |= {
+                "tau_forecast": at(2 + i + 0.01 * j), "tau_iid": 2 + i + 0.01 * j,
+                "tau_counted": at(2 + i - 0.01 * j),
+            }  # fmt: skip
+    found = finding("f04", rows)
+    assert found.outcome == "does not hold"
+    assert "-1.00 [-1.00, -1.00]" in found.sentence
 
 
 def test_temperatures_of_the_data_are_compared():
@@ -172,7 +236,11 @@ def test_outcomes_of_other_verbs_are_read():
     comparison = [{"tau_difference": at(0.1), "alpha_difference": at(0.1), "gamma": 3}]
     cells = [{"target": "xl", "task": "bbh", "comparison": comparison}]
     moved = row("transferred", result={"cells": cells, "temperature": 0.0})
-    assert finding("f09", [moved]).outcome == "holds"
+    found = finding("f09", [moved])
+    assert found.outcome == "holds"
+    assert "targets: 1, so that no larger one was run." in found.sentence
+    cells.append({**cells[0], "target": "xxl"})
+    assert finding("f09", [moved]).sentence.endswith("targets: 2.")
 
 
 def way(name, quality, latency, **more):
@@ -182,17 +250,33 @@ def way(name, quality, latency, **more):
 
 
 def test_gardens_are_read():
-    result = {"points": [way("large", 30.0, 4.0), way("small DistillSpec", 28.0, 1.0)],
-              "reference": "large", "verdict": "Done."}  # fmt: skip
-    assert finding("f08", [row("garden", result=result)]).outcome == "holds"
-    points = [way(str(minutes), 30.0 + minutes, 1.0) for minutes in (0, 0.25, 2)]
+    def gardened(*ways):
+        points = [way("large", 30.0, 4.0), *ways]
+        result = {"points": points, "reference": "large", "verdict": "Done."}
+        return finding("f08", [row("garden", result=result)]).outcome
+
+    assert gardened(way("small DistillSpec", 28.5, 1.0)) == "holds"
+    # A little faster, or much worse, is not what the claim says
+    assert gardened(way("small DistillSpec", 28.5, 2.5)) == "does not hold"
+    assert gardened(way("small DistillSpec", 25.0, 1.0)) == "does not hold"
+    assert gardened(way("large DistillSpec", 30.0, 1.0, target="large")) == "not run"
+    points = [way(str(minutes), 30.0 + minutes, 1.0) for minutes in (0, 2, 0.25)]
+    points[2]["quality_difference"] = at(-1.0)
     over = row("quality-over-training", result={"points": points})
-    assert finding("f10", [over]).outcome == "holds"
+    assert finding("f10", [over]).outcome == "holds"  # the longest training counts
     drafts = [({"divergence": "d", "mixture": str(i)}, 4.0 + 0.1 * i) for i in range(8)]
     points = [way(f"k{i}/run", 30.0 - i, 1.0) for i in range(1, 9)]
     rows = [measured(drafts, step="grid-measured", name="grid"),
             row("draft-quality", result={"points": points})]  # fmt: skip
-    assert finding("f06", rows).outcome == "does not hold"  # the two go together exactly
+    found = finding("f06", rows)
+    assert found.outcome == "does not hold"  # the two go together exactly
+    again = measured(drafts, step="grid-measured", name="grid", temperature="0")
+    assert "temperature 0, 8 drafts" in finding("f06", [again, rows[1]]).sentence
+    both = [measured(drafts, step="grid-measured", name="grid", temperature=t) for t in ("0", "1")]
+    each = [finding("f06", [one, rows[1]]).sentence.split(", ", 1)[1] for one in both]
+    together = finding("f06", [*both, rows[1]])  # at two temperatures they are no more drafts
+    assert together.sentence.count("8 drafts") == 2
+    assert all(one.rstrip(".") in together.sentence for one in each)
 
 
 def test_a_search_is_read():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distillspec.commands import engines
+from distillspec.commands.check_export import tell
 from distillspec.commands.served import Server
 from distillspec.decoding import complete
 from distillspec.errors import UserError
@@ -294,6 +295,26 @@ def test_a_server_that_never_asks_its_draft_is_told(capsys, pair, draft, prompts
     assert "drafts nothing: start it with the draft" in said
 
 
+class Shared(Speculating):
+    """Somebody else asks it at the same time."""
+
+    def complete(self, body):
+        for name, count in (("drafts", 9), ("draft_tokens", 18), ("accepted_tokens", 9)):
+            self.counts[name] += count
+        return super().complete(body)
+
+
+def test_a_server_that_somebody_else_asks_is_refused(capsys, pair, draft, prompts):
+    """The engine was blamed for what it counted of another's answers."""
+    server = Shared(load(pair[0]), load(str(draft)), gamma=2)
+    with running(server):
+        said = refused(
+            capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
+            "--max-new-tokens", 24, "--engine", "vllm", "--url", server.url, "--model", "served",
+        )  # fmt: skip
+    assert "somebody else asks it too" in said
+
+
 def test_llama_cpps_context_is_known(capsys, pair, draft, prompts):
     server = LlamaCpp(load(pair[0]), load(str(draft)), gamma=2)
     server.context = 20
@@ -372,6 +393,9 @@ def test_what_can_be_seen_before_is_named(capsys, tmp_path, pair, draft, prompts
     said = " ".join(found["causes"])
     assert "context length" in said
     assert "chat template" in said
+    shown = tell({**found, "unmet": [], "verdict": "Well."})
+    assert shown.count("note: ") == len(found["causes"])
+    assert "note: " not in tell({**found, "unmet": ["It is not."]})
 
 
 def test_users_errors(capsys, pair, draft, prompts):
@@ -383,6 +407,11 @@ def test_users_errors(capsys, pair, draft, prompts):
     assert "--outputs" in refused(capsys, *common, "--gamma", 2, "--outputs", prompts)
     assert "--outputs-plain" in refused(capsys, *common, "--gamma", 2, "--outputs-plain", prompts)
     assert "export it with --gamma 3" in refused(capsys, *common, "--gamma", 3)
+    plain = (*common, "--gamma", 2, "--min-speedup", 1.1)  # told before anything runs
+    url = ("--url", "http://127.0.0.1:9/v1")
+    assert "give --url-plain" in refused(capsys, *plain, "--engine", "vllm", *url)
+    asked = ("--engine", "outputs", "--outputs", prompts)
+    assert "give --outputs-plain" in refused(capsys, *plain, *asked)
     for flag, value in (("timeout", 0), ("min-speedup", -1), ("tolerance", -1)):
         assert f"--{flag} {value}" in refused(capsys, *common, "--gamma", 2, f"--{flag}", value)
     long = refused(capsys, *common, "--gamma", 2, "--max-new-tokens", 500)

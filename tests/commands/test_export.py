@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 
+from distillspec.commands.card import card
 from distillspec.models import load, wrap
+from distillspec.models.exporting import Exported
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
 
@@ -68,9 +70,9 @@ def test_the_draft_gets_as_many_rows_as_the_target(capsys, tmp_path, target_rows
 def test_the_card_says_what_was_measured_and_what_was_not(capsys, tmp_path):
     target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
     exported(capsys, draft, target, tmp_path / "bare")
-    card = (tmp_path / "bare" / "README.md").read_text()
-    assert "no measurement" in card
-    assert "no training run" in card
+    said = (tmp_path / "bare" / "README.md").read_text()
+    assert "no measurement" in said
+    assert "no training run" in said
     prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"w6 w{i}"} for i in range(7, 11)])
     code, measured, _ = run(
         capsys, "measure", "--target", target, "--draft", draft, "--prompts", prompts, "--gamma",
@@ -84,12 +86,34 @@ def test_the_card_says_what_was_measured_and_what_was_not(capsys, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert found["gamma"] == measured["best_gamma"]
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f"α {measured['alpha']['value']:.3f}" in card
-    assert "τ counted" in card
-    assert "not measured" in card
-    assert "command: `" in card
+    said = (tmp_path / "out" / "README.md").read_text()
+    assert f"α {measured['alpha']['value']:.3f}" in said
+    assert "τ counted" in said
+    assert "not measured" in said
+    assert "command: `" in said
+    assert not [one for one in found["warnings"] if "rule" in one]
+    _, found, _ = run(
+        capsys, "export", draft, "--target", target, "--out", tmp_path / "other", "--measured",
+        tmp_path / "run", "--rule", "argmax",
+    )  # fmt: skip
+    assert any("of the rule ratio, and the pair is to be" in one for one in found["warnings"])
     assert set(json.loads((tmp_path / "out" / "serve.json").read_text())) == {"vllm"}
+
+
+def test_the_cards_command_can_be_run_again():
+    """Words with blanks stood unquoted."""
+    interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+    measured = {
+        "alpha": interval, "rule": "ratio", "temperature": 1.0, "prompts": 4, "tokens": 40,
+        "gammas": [], "best_gamma": 2, "command": ["distillspec", "measure", "my file.jsonl"],
+    }  # fmt: skip
+    written = Exported(
+        rows=8, rows_before=8, kept=None, dtype="float32", dropped_mass=None, tied=True,
+        parameters=10,
+    )  # fmt: skip
+    text = card("target", "draft", 2, written, measured, None)
+    assert "command: `distillspec measure 'my file.jsonl'`" in text
+    assert "τ at γ = 2: not measured" in text
 
 
 def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
@@ -97,6 +121,9 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     found = exported(capsys, draft, target, tmp_path / "out", "--rule", "argmax")
     serve = found["serve"]
     assert set(serve) == {"transformers", "vllm", "sglang", "llama.cpp", "openvino"}
+    (line,) = serve["transformers"]["commands"]
+    for neutral in ("temperature=1.0", "top_k=0", "top_p=1.0", "repetition_penalty=1.0"):
+        assert neutral in line  # a target's generation_config.json may have another
     (line,) = serve["vllm"]["commands"]
     assert f"vllm serve '{target}'" in line
     config = json.loads(line.split("--speculative-config ")[1].strip("'"))

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from distillspec.commands.pairs import examples
 from distillspec.models import load
 from distillspec.studies.perplexity import perplexity, surprisals
+from distillspec.tasks import read_prompts
 from verbs import WORDS, refused, run, saved, write_rows
 
 ROWS = [{"prompt": word, "target": f"{word} {other}"} for word, other in pairwise(WORDS)]
@@ -42,6 +44,18 @@ def test_it_is_what_hugging_face_says_of_the_targets(capsys, tmp_path):
         assert one["perplexity"]["value"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
         assert one["bits_per_byte"]["value"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
         assert one["perplexity"]["low"] < one["perplexity"]["value"] < one["perplexity"]["high"]
+
+
+def test_a_text_that_was_cut_is_not_scored_for_an_end(tmp_path):
+    """It was trained on, scored and measured as if it had ended where the length limit cut it."""
+    rows = [
+        {**row, "finish_reason": reason}
+        for row, reason in zip(ROWS[:2], ("stop", "length"), strict=True)
+    ]
+    tokenizer = load(saved(tmp_path / "model")).tokenizer
+    whole, cut = examples(tokenizer, read_prompts(write_rows(tmp_path / "p.jsonl", rows)))
+    assert whole.completion.tolist() == tokenizer.completion(ROWS[0]["target"]).tolist()
+    assert cut.completion.tolist() == tokenizer.completion(ROWS[1]["target"]).tolist()[:-1]
 
 
 def test_texts_that_cannot_be_scored_are_named(capsys, tmp_path):

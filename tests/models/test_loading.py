@@ -19,7 +19,7 @@ from transformers.utils import logging
 from distillspec.errors import UserError
 from distillspec.models import load, load_tokenizer, loading, saving, wrap
 from distillspec.models.protocol import Batch
-from distillspec.models.surgery import keep_layers
+from distillspec.models.surgery import keep_layers, trim
 from support import (
     FAMILIES,
     SIZE,
@@ -211,6 +211,14 @@ def test_damaged_folders_are_told_in_one_line(tmp_path):
     (folder / "kept_ids.json").write_text('{"kept_ids": [1, 48]}')
     with pytest.raises(UserError, match="kept_ids.json"):
         load(folder)
+
+
+def test_a_whole_draft_saved_over_a_trimmed_one_stays_whole(tmp_path):
+    """It came back trimmed to the ids of the one before."""
+    trim(tiny("llama"), KEPT).save(tmp_path)
+    assert load(tmp_path).kept is not None
+    tiny("llama").save(tmp_path)
+    assert load(tmp_path).kept is None
 
 
 def test_t5_in_float16_is_refused_before_its_weights_are_read(tmp_path):

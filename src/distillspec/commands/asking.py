@@ -55,6 +55,12 @@ def check_engine(settings: CheckExport) -> None:
         raise UserError("--outputs goes with --engine outputs: the file of what an engine did")
     if settings.outputs_plain is not None and not written:
         raise UserError("--outputs-plain goes with --engine outputs and --outputs")
+    plain = {"transformers": "", "outputs": settings.outputs_plain}.get(
+        settings.engine, settings.url_plain
+    )
+    if settings.min_speedup is not None and plain is None:
+        flag = "--outputs-plain" if written else "--url-plain"
+        raise UserError(f"--min-speedup needs the engine without the draft too: give {flag}")
 
 
 def ask_engine(
@@ -118,6 +124,11 @@ def _from_server(
     plain = [] if settings.url_plain is None else [Server(settings.url_plain, settings.timeout)]
     servers = [*plain, Server(url, settings.timeout)]  # the one with the draft is the last
     models = [_served(server, settings, target, prompts) for server in servers]
+    differs = (
+        llama_cpp.template_differs(servers[-1], target.tokenizer)
+        if settings.engine == "llama.cpp"
+        else template_differs(servers[-1], models[-1], target.tokenizer)
+    )
     found: list[list[Answered]] = [[] for _ in servers]
     with bar(settings.engine) as report:
         for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -130,15 +141,10 @@ def _from_server(
                         target.tokenizer,
                         target.eos_ids,
                         row.id,
-                        drafts=k == len(servers) - 1,
+                        gamma=settings.gamma if k == len(servers) - 1 else None,
                     )
                 found[k].append(one)
             report(i + 1, len(prompts))
-    differs = (
-        llama_cpp.template_differs(servers[-1], target.tokenizer)
-        if settings.engine == "llama.cpp"
-        else template_differs(servers[-1], models[-1], target.tokenizer)
-    )
     return Engine(prompts, found[0] if plain else None, found[-1], differs)
 
 

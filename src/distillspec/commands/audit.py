@@ -10,6 +10,7 @@ import torch
 from distillspec.commands.pairs import (
     at_least,
     dtype_of,
+    ids_of_text,
     load_both,
     load_model,
     prompt_ids,
@@ -102,7 +103,7 @@ def written(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool) -> list[Wri
         ids = (
             torch.tensor(row.target_ids)
             if row.target_ids is not None
-            else _from_text(tokenizer, row)
+            else ids_of_text(tokenizer, row.target or "", cut=row.cut)
         )
         if row.prompt_ids is not None:
             prompt = torch.tensor(row.prompt_ids)
@@ -113,11 +114,6 @@ def written(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool) -> list[Wri
             )
         found.append(Written(row.id, prompt, ids, row.blocks, row.finish_reason))
     return found
-
-
-def _from_text(tokenizer: Tokenizer, row: Row) -> torch.Tensor:
-    ids = tokenizer.completion(row.target or "")
-    return ids[:-1] if row.cut and len(ids) > 1 else ids
 
 
 def check_tolerance(tolerance: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def _measured(gamma: int, measured: Mapping[str, Any] | None) -> list[str]:
     for key, name in (("target", "target"), ("draft", "draft"), ("command", "command")):
         if key in measured:
             value = measured[key]
-            text = " ".join(value) if isinstance(value, list) else str(value)
+            text = shlex.join(value) if isinstance(value, list) else str(value)
             lines.append(f"- {name}: `{text}`")
     return lines
 
@@ -141,7 +142,7 @@ def _trained(trained: Mapping[str, Any] | None) -> list[str]:
     lines = [f"- {trained['verb']}"]
     lines += [f"- {key}: `{config[key]}`" for key in shown if config.get(key) is not None]
     lines += [f"- {key}: {result[key]}" for key in ("steps", "tokens", "sources") if key in result]
-    command = " ".join(trained["command"])
+    command = shlex.join(trained["command"])
     return [*lines, f"- command: `{command}`"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def by_server(
     ends: Sequence[int],
     where: str,
     *,
-    drafts: bool,
+    gamma: int | None,
 ) -> Answered:
     """Ask a server one prompt, and read its counters before and after.
 
@@ -82,12 +83,13 @@ def by_server(
         tokenizer: The target's.
         ends: Ids that end an answer.
         where: Names the prompt, for messages.
-        drafts: Whether it serves with the draft; else it needs no counters.
+        gamma: Drafted tokens per block; None where it serves without the draft, and needs no
+            counters.
 
     Raises:
         UserError: it tells no ids or counts no drafts, or somebody else asks it too.
     """
-    before = counters(server) if drafts else {}
+    before = {} if gamma is None else counters(server)
     start = time.perf_counter()
     answer = ask(server)
     seconds = time.perf_counter() - start
@@ -95,7 +97,7 @@ def by_server(
     if answer.ids is None:
         raise UserError(f"{where}: {server.url} told no token ids, which a check needs")
     ids, reason = torch.tensor(answer.ids), answer.finish_reason
-    if not drafts:
+    if gamma is None:
         return Answered(ids, reason, len(ids) - 1, 0, 0, seconds, alone=1, blocks=None)
     after = counters(server)
     gone = {name: round(after[name] - before[name]) for name in after}
@@ -107,10 +109,17 @@ def by_server(
             f"{where}: {server.url} drafts nothing: start it with the draft (serve.md of the "
             "export has the line)"
         )
-    if uncounted > 1:
+    # At most what the last block accepted past the end
+    beyond = -uncounted > max(gamma, math.ceil(gone[DRAFTED] / max(1, gone[DRAFTS])))
+    if uncounted > 1 or beyond:
+        why = (
+            "somebody else asks it too, or it answered twice"
+            if beyond
+            else "its counters are not up to date"
+        )
         raise UserError(
             f"{where}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} accepted "
-            f"tokens for {len(ids)} tokens: its counters are not up to date"
+            f"tokens for {len(ids)} tokens: {why}"
         )
     return Answered(
         ids=ids,

@@ -19,6 +19,9 @@ from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
 from distillspec.training import checkpoint
 
+MEASURED = {"ratio": "ratio", "argmax": "argmax draft", "exact-match": "exact match"}
+"""What `measure` calls each rule at a temperature above 0; at 0 all are greedy."""
+
 
 def run(settings: Export) -> dict[str, Any]:
     """Write the folder, whole or not at all."""
@@ -42,6 +45,11 @@ def run(settings: Export) -> dict[str, Any]:
         tokenizer.vocabulary, draft.tokenizer.vocabulary, names=(settings.target, settings.draft)
     )
     warnings = _warnings(draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
+    if measured is not None and measured["rule"] not in (MEASURED[settings.rule], "greedy"):
+        warnings.append(
+            f"what was measured is of the rule {measured['rule']}, and the pair is to be served by "
+            f"{settings.rule}: acceptance is another; measure by the one, or export with the other"
+        )
     own = shape_of(settings.draft)
     check_kinds(shape.encoder_decoder, own.encoder_decoder, names=(settings.target, settings.draft))
     if own.context is not None and own.context < (shape.context or own.context + 1):

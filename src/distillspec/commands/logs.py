@@ -33,8 +33,8 @@ def check_drafts(drafts: Sequence[str]) -> None:
 def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool) -> LoggedOutputs:
     """Make ids of a log's prompts and answers.
 
-    Answers logged as text are tokenized anew and end with the end-of-sequence token, which may
-    differ from what was sampled; ids do not.
+    Answers logged as text are tokenized anew and end with the end-of-sequence token unless they
+    were cut, which may differ from what was sampled; ids do not.
 
     Args:
         tokenizer: The draft's.

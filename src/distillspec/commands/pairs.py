@@ -298,4 +298,10 @@ def _completion(tokenizer: Tokenizer, row: Row) -> Tensor | None:
                 f"below {tokenizer.vocabulary.size}: the file was made with another tokenizer"
             )
         return torch.tensor(row.target_ids)
-    return None if row.target is None else tokenizer.completion(row.target)
+    return None if row.target is None else ids_of_text(tokenizer, row.target, cut=row.cut)
+
+
+def ids_of_text(tokenizer: Tokenizer, text: str, *, cut: bool) -> Tensor:
+    """Make the ids of an answer of which the text alone is known; one that was cut has no end."""
+    ids = tokenizer.completion(text)
+    return ids[:-1] if cut and len(ids) > 1 else ids

@@ -54,7 +54,9 @@ def _transformers(pair: Pair) -> dict[str, Any]:
         f"from transformers import {family}\n"
         f"target = {family}.from_pretrained({pair.target!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
-        "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
+        # The neutral ones too: those of the target's generation_config.json count otherwise
+        "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, "
+        "top_k=0, top_p=1.0, repetition_penalty=1.0)"
     )
     return {
         "commands": [code],

@@ -63,9 +63,14 @@ class Server:
 
     def __post_init__(self) -> None:
         """Refuse what is no URL of a server."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"--server {self.url}: expected a URL such as http://localhost:8000/v1")
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+            usable = usable and parts.port != 0  # reading the port checks it
+        except ValueError:
+            usable = False
+        if not usable:
+            raise UserError(f"server {self.url!r}: expected a URL such as http://localhost:8000/v1")
 
     def ask(
         self,

@@ -103,11 +103,16 @@ def trim_head(module: PreTrainedModel, kept: Tensor, name: str) -> Trimmed:
 def write_folder(
     folder: Path, module: PreTrainedModel, tokenizer: Tokenizer, trimmed: Trimmed | None
 ) -> None:
-    """Write weights, configs, tokenizer and, for a trimmed head, `kept_ids.json`."""
+    """Write weights, configs, tokenizer and, for a trimmed head, `kept_ids.json`.
+
+    That of a trimmed draft which was saved there before would trim a whole one: it goes.
+    """
     state = None if trimmed is None else _whole_state(module, trimmed, tokenizer.name)
     with quiet():
         module.save_pretrained(folder, state_dict=state)
-    if trimmed is not None:
+    if trimmed is None:
+        (folder / KEPT_FILE).unlink(missing_ok=True)
+    else:
         kept = {"kept_ids": trimmed.kept.tolist()}
         (folder / KEPT_FILE).write_text(json.dumps(kept), encoding="utf-8")
     tokenizer.save(folder)

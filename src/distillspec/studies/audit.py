@@ -88,6 +88,9 @@ def tally(
 ) -> Tally:
     """Put every question to every token.
 
+    Where a log lost stop tokens, what it has is drawn from the target's law given that it is no
+    stop token, and is held against that; stop tokens that are there after all are passed over.
+
     Args:
         target: The model whose outputs they are said to be.
         outputs: What the engine wrote.
@@ -99,11 +102,14 @@ def tally(
         draft: A draft and its sampler, to ask whether tokens lean toward it.
     """
     found = Tally()
-    known = [_known(target, one, found) for one in outputs]
+    stops = set(stop)
+    random = sampling.temperature > 0
+    lost = random and bool(stops) and any(_lost_its_stop(one, stops) for one in outputs)
+    known = [_known(target, one, found, stops if lost else set()) for one in outputs]
     laws = [_states(target, outputs, known, batch_size)]
     if draft is not None:
         laws.append(_states(draft[0], outputs, known, batch_size))
-    classes = questions.kinds_of_ids(target.vocabulary) if sampling.temperature > 0 else {}
+    classes = questions.kinds_of_ids(target.vocabulary) if random else {}
     widest = max((max(one.blocks) for one in outputs if one.blocks), default=1)
     for i, (one, ids) in enumerate(zip(outputs, known, strict=True)):
         surprise: Excess | None = None
@@ -114,14 +120,16 @@ def tally(
             found.scored += len(y)
             p = sampling.probabilities(logits)
             found.impossible += _impossible(one.id, int(rows[0]), logits, p, y, sampling, dtype)
-            if sampling.temperature == 0:
+            if not random:
                 continue
+            if lost:
+                p = _given_no_stop(p, stop)
             q = None
             if draft is not None:
                 q = draft[1].probabilities(draft[0].head(laws[1][i][rows]).double())
             before = torch.cat([one.prompt, ids[: int(rows[0])]])
             place = Place(p, y, int(rows[0]), before, one.blocks, widest, surprise, q)
-            asked = questions.answers(place, stop, classes)
+            asked = questions.answers(place, () if lost else stop, classes)
             _add(found, asked, i, len(outputs))
             last = asked[questions.LIKELIHOOD].excess
             surprise = Excess(last.value[-1:], last.variance[-1:], last.third[-1:])
@@ -137,15 +145,25 @@ def _states(
     return teacher_forced(model, prompts, known, batch_size=batch_size)
 
 
-def _known(target: LanguageModel, one: Written, found: Tally) -> Tensor:
-    """Return the ids up to the first that the target has no string for, and note that one."""
+def _known(target: LanguageModel, one: Written, found: Tally, passed: set[int]) -> Tensor:
+    """Return the ids up to the first that the target has no string for, and note that one.
+
+    A last id among those `passed` over is left out.
+    """
     size = target.vocabulary.size
     unknown = torch.nonzero(one.ids >= size)
     if not len(unknown):
-        return one.ids
+        return one.ids[:-1] if int(one.ids[-1]) in passed else one.ids
     at = int(unknown[0])
     found.impossible.append(Impossible(one.id, at, int(one.ids[at]), None, False))
     return one.ids[:at]
+
+
+def _given_no_stop(p: Tensor, stop: Sequence[int]) -> Tensor:
+    """Return [n, V] p given that no stop token is drawn; as it is where nothing else can be."""
+    going_on = p.index_fill(-1, torch.tensor(sorted(stop), device=p.device), 0.0)
+    rest = going_on.sum(-1, keepdim=True)
+    return torch.where(rest > 0, going_on / rest, p)
 
 
 def _impossible(
@@ -168,7 +186,7 @@ def _impossible(
         kept = logits[row][p[row] > 0]
         gap, bound = float(kept.min()) - own, near_tie(float(logits[row].max()), dtype)
         near = gap <= bound
-        if sampling.top_p < 1 and not near:
+        if sampling.top_p < 1 and sampling.temperature > 0 and not near:  # greedy needs no top-p
             near = _at_the_edge(logits[row], own, sampling, bound)
         found.append(Impossible(id, first + row, int(y[row]), max(0.0, gap), near))
     return found
@@ -226,6 +244,11 @@ def ends(
     ]
 
 
+def _lost_its_stop(one: Written, stops: set[int]) -> bool:
+    """Say whether an output ended by a stop token that is not there."""
+    return one.reason == "stop" and int(one.ids[-1]) not in stops
+
+
 def _end(one: Written, stops: set[int], limit: int | None) -> str:
     ids = one.ids.tolist()
     if stops & set(ids[:-1]):
@@ -234,6 +257,6 @@ def _end(one: Written, stops: set[int], limit: int | None) -> str:
         return "too_long"
     if ids[-1] in stops:
         return "stop"
-    if one.reason == "stop":
+    if _lost_its_stop(one, stops):
         return "lost_stop"
     return "early" if limit is not None and len(ids) < limit else "length"

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import spearmanr
 
+from distillspec.errors import UserError
 from distillspec.studies.counts import Counts
-from distillspec.studies.estimates import Estimate
+from distillspec.studies.estimates import Estimate, ratio
 
 Outcome = Literal["holds", "does not hold", "undecided", "not run"]
 Row = Mapping[str, Any]
@@ -26,13 +27,17 @@ def counts_of(row: Row, step: str, **labels: str) -> Counts | None:
 
     Returns:
         None where it says nothing of such a draft.
+
+    Raises:
+        UserError: the drafts of the row are at different γ, or are not called by their cells.
     """
-    keys = [
-        key
-        for key, source in row["sources"].items()
-        if source["step"] == step
-        and all(source["axes"].get(axis) == label for axis, label in labels.items())
-    ]
+    gammas = {str(one.get("gamma")) for one in row.get("examples", ())}
+    if len(gammas) > 1:
+        raise UserError(
+            f"{title(row)}: its drafts are at γ {', '.join(sorted(gammas))}, and a τ of one cannot "
+            "be held against that of another; give the step one gamma"
+        )
+    keys = _keys(row, step, labels)
     pooled: Counts | None = None
     for key in keys:
         mine = [one for one in row.get("examples", ()) if key in one["draft"]]
@@ -47,7 +52,43 @@ def counts_of(row: Row, step: str, **labels: str) -> Counts | None:
                     )
                 ]
             pooled = Counts(*found)
+    if keys and row.get("examples") and pooled is None:
+        raise UserError(
+            f"{title(row)}: no draft's name tells that it is of {step}; measure a further draft of "
+            "that step, so that names are longer"
+        )
     return pooled
+
+
+def speedup_changes(row: Row, step: str, against: str, **labels: str) -> list[Estimate]:
+    """List by how much drafts of a step with some labels are faster on the clock, paired.
+
+    Args:
+        row: Of `measure`, whose first draft is the one that the others are held against.
+        step: Of the drafts.
+        against: The step of the first draft.
+        labels: Of the drafts.
+
+    Returns:
+        Differences in measured speed-up; none where nothing ran on the clock.
+    """
+    after, before = _keys(row, step, labels), _keys(row, against, {})
+    return [
+        one["speedup_difference"]
+        for one in row["result"].get("comparison", ())
+        if one["speedup_difference"] is not None
+        and any(key in one["draft"] for key in after)
+        and any(key in one["against"] for key in before)
+    ]
+
+
+def _keys(row: Row, step: str, labels: Mapping[str, str]) -> list[str]:
+    return [
+        key
+        for key, source in row["sources"].items()
+        if source["step"] == step
+        and all(source["axes"].get(axis) == label for axis, label in labels.items())
+    ]
 
 
 def labels_of(row: Row, step: str, axis: str) -> list[str]:
@@ -110,6 +151,24 @@ def said(change: Estimate, digits: int = 3) -> str:
     """Write a difference with its interval."""
     value, low, high = (f"{change[key]:+.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
+
+
+def mean_rank_correlation(cells: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Estimate:
+    """Estimate the mean of Spearman's rank correlations within cells, bootstrapped over cells.
+
+    Within, because values that differ between cells for another reason (γ, the temperature) would
+    agree in rank whatever those within a cell do.
+
+    Args:
+        cells: Two sides of each, of at least three values, neither constant.
+
+    Raises:
+        ValueError: there are fewer than two cells.
+    """
+    if len(cells) < 2:
+        raise ValueError(f"no interval over {len(cells)} cells")
+    found = [float(spearmanr(first, second).statistic) for first, second in cells]
+    return ratio(found, np.ones(len(found)))
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Estimate:

@@ -18,7 +18,9 @@ from distillspec.studies.estimates import Estimate, ratio
 POWER = 0.8
 """The chance with which a shift that is called detectable is found."""
 _FAINT = 1e-9
-"""A summed variance below this: nothing could have come out otherwise."""
+"""A summed variance below this: nothing could well have come out otherwise."""
+_ROUNDING = 1e-6
+"""A summed excess below this is none."""
 SHOWN = 10
 """Impossible tokens that are listed one by one, at most."""
 
@@ -94,9 +96,7 @@ def judged(
         tolerance: What a token may be off by, in nats or as a share, that is not called wrong.
     """
     counts, faults = ends
-    # Where the log lost stop tokens, who stayed is no draw from anything.
-    left_out = {questions.STOP} if counts["lost_stop"] else set()
-    tests = _tests(found, level, tolerance, left_out)
+    tests = _tests(found, level, tolerance)
     wrong = [one for one in found.impossible if not one.near]
     outputs = sum(counts.values())
     rejected = bool(wrong or faults or any(test["rejected"] for test in tests))
@@ -105,11 +105,8 @@ def judged(
     spread = 0.0 if whole is None else float(whole[2])
     varied = sums is not None and whole is not None and spread > _FAINT
     likelihood = ratio(sums[:, 1], sums[:, 0]) if sums is not None and varied else None
-    smallest = (
-        detectable(spread, level=level, power=POWER) / whole[0]
-        if whole is not None and varied
-        else None
-    )
+    shifts = [test["detectable"] for test in tests if test["name"] == questions.LIKELIHOOD]
+    smallest = shifts[0] if varied else None
     points = [*faults, *_causes(tests, wrong, sampling)] if rejected else []
     return Audit(
         tokens=found.scored,
@@ -133,12 +130,14 @@ def judged(
     )
 
 
-def _tests(found: Tally, level: float, tolerance: float, left_out: set[str]) -> list[Test]:
-    sums = {
-        name: table.sum(axis=0)
-        for name, table in found.sums.items()
-        if name not in left_out and table[:, 2].sum() > _FAINT
-    }
+def _tests(found: Tally, level: float, tolerance: float) -> list[Test]:
+    sums = {}
+    for name, table in found.sums.items():
+        whole = table.sum(axis=0)
+        # What could not well come out otherwise is no question, unless it did
+        if whole[2] > _FAINT or abs(whole[1]) > _ROUNDING:
+            whole[2] = max(whole[2], _FAINT)
+            sums[name] = whole
     p_values = [
         p_value(
             total,
@@ -151,7 +150,7 @@ def _tests(found: Tally, level: float, tolerance: float, left_out: set[str]) -> 
     ]
     corrected = holm(p_values)
     return [
-        _test(name, found.kinds[name].kind, one, p, by_holm, level, len(sums))
+        _test(name, found.kinds[name].kind, one, p, by_holm, level, tolerance, len(sums))
         for (name, one), p, by_holm in zip(sums.items(), p_values, corrected, strict=True)
     ]
 
@@ -163,6 +162,7 @@ def _test(
     p: float,
     corrected: float,
     level: float,
+    tolerance: float,
     family: int,
 ) -> Test:
     tokens, total, variance, _, expected = map(float, sums)
@@ -179,7 +179,7 @@ def _test(
         p=p,
         p_corrected=corrected,
         rejected=corrected <= level,
-        detectable=detectable(variance, level=level / family, power=POWER) / tokens,
+        detectable=tolerance + detectable(variance, level=level / family, power=POWER) / tokens,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.breakdown import calls
@@ -88,12 +89,15 @@ def held_against(
         target: The large model.
         draft: The draft as exported.
         prompts: What was asked.
-        answered: What the engine did.
+        answered: What the engine did, each with tokens beyond those that came alone.
         promised: The target's own answers to the prompts.
         rules: Rules that the engine may have, by name, the one it is said to have among them.
         rule: The name of that one.
         gamma: Drafted tokens per block.
         batch_size: Rows per teacher-forced pass.
+
+    Raises:
+        UserError: no answer of the target's own has such tokens.
     """
     completions = [one.ids for one in answered]
     states = teacher_forced(target, prompts, completions, batch_size=batch_size)
@@ -115,7 +119,11 @@ def held_against(
             )
         )
     scores = score(target, draft, promised, rules[rule], batch_size=batch_size)
-    first = _without(scores, [alone[0]] * len(scores.ratios))
+    # As of the engine's answers: those that end with what came alone have no call to count
+    longer = [ratios for ratios in scores.ratios if len(ratios) > alone[0]]
+    if not longer:
+        raise UserError("every answer of the target ends with its first token: nothing is promised")
+    first = _without(Scores(None, tuple(longer), None), [alone[0]] * len(longer))
     mean, _ = calls(first, gamma)
     tau_promised, tau_served = ratio(first.lengths, mean), ratio(lengths, counted)
     return Served(
@@ -153,11 +161,8 @@ def speedup(plain: Sequence[Answered], drafted: Sequence[Answered]) -> Estimate:
 
 
 def _without(scores: Scores, alone: Sequence[int]) -> Scores:
-    """Leave out the first tokens, which nothing was drafted for; one token stays at least."""
-    parts = [
-        ratios[min(n, len(ratios) - 1) :] if n else ratios
-        for ratios, n in zip(scores.ratios, alone, strict=True)
-    ]
+    """Leave out the first tokens, which nothing was drafted for."""
+    parts = [ratios[n:] for ratios, n in zip(scores.ratios, alone, strict=True)]
     return Scores(None, tuple(parts), None)
 
 
