@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from distillspec import cli
+from distillspec.commands.candidates import candidates
+from distillspec.commands.plans import distill_recipe, sft_recipe
+from distillspec.commands.settings import Distill, Sft
+from distillspec.commands.study_settings import Tune
 from distillspec.settings import parse
 from distillspec.studies import garden, tradeoff
 from distillspec.studies.evaluation import Evaluation, LatencyRow, ThroughputRow
@@ -48,6 +52,23 @@ def test_every_command_parses(page):
     for name, *flags in commands(page):
         if name != "VERB":
             parse(cli.VERBS[name].settings, flags, prog=f"distillspec {name}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_training_command_is_a_whole_recipe(page):
+    """One with a cache in place of the target left the recipe at its default, half of it on-policy:
+    it was refused."""
+    for name, *flags in commands(page):
+        if name == "VERB":
+            continue
+        settings = parse(cli.VERBS[name].settings, flags, prog=name).settings
+        if isinstance(settings, Sft):
+            sft_recipe(settings)
+        if isinstance(settings, Distill):
+            recipe = distill_recipe(settings)
+            assert settings.target is not None or recipe.mixture.fixed == 1, flags
+        if isinstance(settings, Tune):
+            candidates(settings)
 
 
 def test_there_are_commands_to_parse():
