@@ -51,9 +51,11 @@ def _line(*words: object) -> str:
 def _transformers(pair: Pair) -> dict[str, Any]:
     family = "AutoModelForSeq2SeqLM" if pair.encoder_decoder else "AutoModelForCausalLM"
     code = (
-        f"from transformers import {family}\n"
+        f"from transformers import {family}, AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({pair.target!r})\n"
         f"target = {family}.from_pretrained({pair.target!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
+        'inputs = tokenizer("Hello!", return_tensors="pt")\n'
         "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
     )
     return {
@@ -162,7 +164,7 @@ def _openvino(pair: Pair) -> dict[str, Any]:
         "notes": [
             "At temperature 0 alone. Sampled with a draft it has no rule of those here: it holds "
             "the draft's probability of the drafted token against the target's of another one "
-            "(openvino.genai#4190), and its text is not the target's: audit it (docs/audit.md)."
+            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` shows it."
         ],
     }
 

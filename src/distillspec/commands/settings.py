@@ -283,7 +283,7 @@ class Report:
     """Draw the stored results of a run: figures, and one self-contained HTML page."""
 
     run: Path
-    """Run directory of any verb that has an --out RUN."""
+    """Run directory: the --out of demo, measure, sft, distill, evaluate, tradeoff or transfer."""
     out: Path | None = None
     """Folder for the figures and the page; the run directory's own `report` by default."""
 
