@@ -55,14 +55,16 @@ def _transformers(pair: Pair) -> dict[str, Any]:
         f"tokenizer = AutoTokenizer.from_pretrained({pair.target!r})\n"
         f"target = {family}.from_pretrained({pair.target!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
-        'inputs = tokenizer("Hello!", return_tensors="pt")\n'
-        "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
+        'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
+        "target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0)"
     )
     return {
         "commands": [code],
         "language": "python",
         "rule": "ratio",
         "notes": [
+            "A chat model's ids come from tokenizer.apply_chat_template(messages, "
+            "add_generation_prompt=True).",
             "Batch 1 only. γ and the threshold are read from the draft's generation_config.json: "
             f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold."
         ],
