@@ -24,8 +24,7 @@ class NewDraft:
     out: Path
     """Folder to write the draft to."""
     layers: tuple[int, ...] | None = None
-    """Layers of the target to keep, counted from 0, such as 0,1,29 (of an encoder-decoder those of
-    its decoder; the encoder stays whole); leave out for a fresh model."""
+    """Layers of the target's decoder to keep, from 0, as 0,1,29; leave out for a fresh model."""
     width: int | None = None
     """Hidden size of a fresh narrow model, whose embedding is the target's projected by SVD."""
     depth: int = 2
