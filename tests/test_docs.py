@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from distillspec import cli
 from distillspec.commands.candidates import candidates
+from distillspec.commands.plan import STEPS, plan
 from distillspec.commands.plans import distill_recipe, sft_recipe
 from distillspec.commands.settings import Distill, Sft
 from distillspec.commands.study_settings import Tune
@@ -22,6 +24,7 @@ from distillspec.studies.lossless import Audit, Test
 from distillspec.studies.perplexity import Perplexity
 from distillspec.studies.sameness import SameOutput
 from distillspec.studies.serving import RuleFit, Served
+from distillspec.studies.study_file import read_study
 from distillspec.studies.theory import Bounds
 from distillspec.studies.transfer import Cell
 
@@ -69,6 +72,18 @@ def test_every_training_command_is_a_whole_recipe(page):
             assert settings.target is not None or recipe.mixture.fixed == 1, flags
         if isinstance(settings, Tune):
             candidates(settings)
+
+
+def test_the_study_of_the_page_about_studies_can_be_run(tmp_path):
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    file = tmp_path / "study.yaml"
+    file.write_text(text, encoding="utf-8")
+    for path in read_study(file, tuple(STEPS)).data.values():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+    steps = [cell.step for cell in plan(file, tmp_path).keys]
+    assert {step: steps.count(step) for step in steps} == {"draft0": 4, "draft": 4, "measured": 2}
 
 
 def test_there_are_commands_to_parse():
