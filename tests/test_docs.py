@@ -91,7 +91,7 @@ def test_there_are_commands_to_parse():
 
 
 def test_every_page_is_on_the_site_once():
-    """A merge had left the part about the paper twice, with studies, garden and tune in it again."""
+    """A merge had left the part about the paper in it twice, with other pages listed again."""
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert listed.count(f": {page.relative_to(ROOT / 'docs').as_posix()}\n") == 1, page

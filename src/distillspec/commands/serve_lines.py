@@ -66,7 +66,7 @@ def _transformers(pair: Pair) -> dict[str, Any]:
             "A chat model's ids come from tokenizer.apply_chat_template(messages, "
             "add_generation_prompt=True).",
             "Batch 1 only. γ and the threshold are read from the draft's generation_config.json: "
-            f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold."
+            f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold.",
         ],
     }
 

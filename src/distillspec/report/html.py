@@ -50,8 +50,8 @@ def report(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     run = read_run(folder)
     if run.record["verb"] not in DRAWN:
         raise UserError(
-            f"{folder}: a run of {run.record['verb']}, of which there are no figures; what it found "
-            f"is in its result.json, and report draws runs of {', '.join(DRAWN)}"
+            f"{folder}: a run of {run.record['verb']}, of which there are no figures; what it "
+            f"found is in its result.json, and report draws runs of {', '.join(DRAWN)}"
         )
     contents = _contents(run)
     drawn = [_Drawn(one, style.svg(one.figure)) for part in contents for one in part.drawings]
