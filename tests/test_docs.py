@@ -17,6 +17,7 @@ from distillspec.commands.plan import STEPS, plan
 from distillspec.commands.plans import distill_recipe, sft_recipe
 from distillspec.commands.settings import Distill, Sft
 from distillspec.commands.study_settings import Tune
+from distillspec.math.forecast import Cost, needed_alpha
 from distillspec.settings import parse
 from distillspec.studies import garden, tradeoff
 from distillspec.studies.evaluation import Evaluation, LatencyRow, ThroughputRow
@@ -84,6 +85,20 @@ def test_the_study_of_the_page_about_studies_can_be_run(tmp_path):
         (tmp_path / path).write_bytes(b"")
     steps = [cell.step for cell in plan(file, tmp_path).keys]
     assert {step: steps.count(step) for step in steps} == {"draft0": 4, "draft": 4, "measured": 2}
+
+
+def test_the_rules_of_thumb_are_what_the_cost_model_says():
+    """Each of them stood a hundredth too high."""
+    page = ROOT / "docs" / "questions" / "will-a-draft-help.md"
+    cheap, dear = (
+        [f"{needed_alpha(Cost((1.0,) * 17, c, 0.0, 0.0), range(1, 17), x):.2f}" for x in (1, 2)]
+        for c in (0.05, 0.3)
+    )
+    said = (
+        f"breaks even at an i.i.d. α of {cheap[0]} and reaches 2× at {cheap[1]}; at c = 0.3 it "
+        f"needs {dear[0]} to break even and {dear[1]} for 2×"
+    )
+    assert said in page.read_text(encoding="utf-8")
 
 
 def test_there_are_commands_to_parse():
