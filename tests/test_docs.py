@@ -19,9 +19,8 @@ from distillspec.commands.settings import Distill, Sft
 from distillspec.commands.study_settings import Tune
 from distillspec.math.forecast import Cost, needed_alpha
 from distillspec.settings import parse
-from distillspec.studies import garden, tradeoff
+from distillspec.studies import garden, lossless, tradeoff
 from distillspec.studies.evaluation import Evaluation, LatencyRow, ThroughputRow
-from distillspec.studies.lossless import Audit, Test
 from distillspec.studies.perplexity import Perplexity
 from distillspec.studies.sameness import SameOutput
 from distillspec.studies.serving import RuleFit, Served
@@ -37,7 +36,7 @@ FIELDS = {
     "transfer.md": (Cell,),
     "garden.md": (garden.Garden, garden.Pick, garden.Point),
     "bounds.md": (Bounds, Perplexity),
-    "audit.md": (Audit, Test),
+    "audit.md": (lossless.Audit, lossless.Test),
     "export.md": (Served, RuleFit),
 }
 """What a page explains field by field; `measure` is with the README, whose sample it is."""
