@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from distillspec.commands.export import tell
 from distillspec.models import load, wrap
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
@@ -99,6 +100,7 @@ def test_the_lines_for_transformers_run_as_they_stand(capsys, tmp_path):
     names = {}
     exec(found["serve"]["transformers"]["commands"][0], names)
     assert names["ids"].numel() > 0
+    assert tell(found).splitlines()[-1].startswith(f"{tmp_path / 'out'}/serve.md has these lines")
 
 
 def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
