@@ -59,6 +59,14 @@ def test_the_python_of_the_api_page_runs(capsys):
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
+def test_the_python_of_the_decode_page_runs(capsys):
+    page = (ROOT / "docs" / "decode.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    target = wrap(module("llama"), word_tokenizer())
+    exec(code, {"target": target, "draft": perturbed(target, 0.05)})
+    assert capsys.readouterr().out.strip()
+
+
 def test_every_field_of_measure_is_documented():
     names = {*Measurement.__annotations__, *GammaRow.__annotations__}
     names |= {f"cost.{name}" for name in CostRow.__annotations__}

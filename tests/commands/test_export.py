@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from distillspec.commands.card import card
+from distillspec.commands.export import tell
 from distillspec.models import load, wrap
 from distillspec.models.exporting import Exported
 from support import module, word_tokenizer
@@ -114,6 +115,14 @@ def test_the_cards_command_can_be_run_again():
     text = card("target", "draft", 2, written, measured, None)
     assert "command: `distillspec measure 'my file.jsonl'`" in text
     assert "τ at γ = 2: not measured" in text
+def test_the_lines_for_transformers_run_as_they_stand(capsys, tmp_path):
+    """They took `inputs` that nothing had made."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    found = exported(capsys, draft, target, tmp_path / "out", "--engine", "transformers")
+    names = {}
+    exec(found["serve"]["transformers"]["commands"][0], names)
+    assert names["ids"].numel() > 0
+    assert tell(found).splitlines()[-1].startswith(f"{tmp_path / 'out'}/serve.md has these lines")
 
 
 def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):

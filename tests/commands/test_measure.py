@@ -8,6 +8,7 @@ import math
 import pytest
 
 from distillspec.commands.costs import cost_of
+from distillspec.commands.measure import tell
 from distillspec.errors import UserError
 from distillspec.models import wrap
 from support import module, word_tokenizer
@@ -137,6 +138,13 @@ def test_several_drafts_are_held_against_the_first(capsys, tmp_path, models, pro
     assert found["alpha"] == found["drafts"][0]["alpha"]
     (against,) = found["comparison"]
     assert (against["draft"], against["against"]) == ("near", "far")
+    # The first draft's table stood there without a name, and its verdict was the last word.
+    lines = tell(found).splitlines()
+    places = [
+        lines.index(said) for one in found["drafts"] for said in (one["draft"], one["verdict"])
+    ]
+    assert places == sorted(places)
+    assert lines[-1].startswith("near against far, paired: ")
     assert against["alpha_difference"]["low"] > 0
     gained = found["drafts"][1]["alpha"]["value"] - found["drafts"][0]["alpha"]["value"]
     assert against["alpha_difference"]["value"] == pytest.approx(gained)

@@ -144,6 +144,16 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
         report(tmp_path / "absent")
 
 
+@pytest.mark.parametrize("verb", ["garden", "tune", "bounds", "perplexity"])
+def test_a_run_that_report_does_not_draw_is_named(tmp_path: Path, verb: str) -> None:
+    """They were told that nothing was measured yet, and tune's that its seconds go backwards."""
+    run = create(tmp_path / "r", verb)
+    run.log({"candidate": "a", "rung": 0, "step": 3, "seconds": 2.0})
+    run.log({"candidate": "b", "rung": 0, "step": 3, "seconds": 1.0})
+    with pytest.raises(UserError, match=f"a run of {verb}, of which there are no figures"):
+        report(run.folder)
+
+
 def test_a_folder_that_cannot_be_written_is_said(distilled: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot be written"):

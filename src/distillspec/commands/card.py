@@ -33,8 +33,8 @@ def read_measured(path: Path) -> dict[str, Any]:
     keys = {"alpha", "rule", "temperature", "prompts", "tokens", "gammas", "best_gamma"}
     if not isinstance(found, Mapping) or not keys <= set(found):
         raise UserError(
-            f"--measured {path}: no measurement: give the --out of `measure`, or the JSON line "
-            "that it prints"
+            f"--measured {path}: no measurement of one draft: give the --out of `measure`, or the "
+            "JSON line that it prints"
         )
     return {**found, **about}
 

@@ -149,4 +149,8 @@ def tell(result: dict[str, Any]) -> str:
     for name, engine in result["serve"].items():
         lines.append(f"{name} ({engine['rule']}):")
         lines += [f"    {line}" for command in engine["commands"] for line in command.splitlines()]
+    lines.append(
+        f"{result['out']}/serve.md has these lines and what to know of each engine; "
+        "distillspec check-export says whether the pair does there what was promised"
+    )
     return "\n".join(lines)

@@ -243,12 +243,12 @@ def _clocked(settings: Measure, gammas: tuple[int, ...]) -> tuple[int, ...] | No
 
 
 def tell(result: dict[str, Any]) -> str:
-    """Show the table of γ and the verdict."""
+    """Show the table of γ and the verdict; of several drafts every one's, and the differences."""
     lines: list[str] = []
-    if "gammas" in result:
-        lines += [table(result), ""]
-        for other in result.get("comparison", []):
-            lines += [difference(other), ""]
-    lines.append(result["verdict"])
-    lines += result["unmet"]
-    return "\n".join(lines)
+    for one in result.get("drafts", []):
+        lines += [one["draft"], table(one), "", one["verdict"], ""]
+    lines += [difference(other) for other in result.get("comparison", [])]
+    if not lines:
+        lines += [table(result), ""] if "gammas" in result else []
+        lines.append(result["verdict"])
+    return "\n".join([*lines, *result["unmet"]])

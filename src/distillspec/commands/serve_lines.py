@@ -51,20 +51,24 @@ def _line(*words: object) -> str:
 def _transformers(pair: Pair) -> dict[str, Any]:
     family = "AutoModelForSeq2SeqLM" if pair.encoder_decoder else "AutoModelForCausalLM"
     code = (
-        f"from transformers import {family}\n"
+        f"from transformers import {family}, AutoTokenizer\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({pair.target!r})\n"
         f"target = {family}.from_pretrained({pair.target!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
+        'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
         # The neutral ones too: those of the target's generation_config.json count otherwise
-        "target.generate(**inputs, assistant_model=draft, do_sample=True, temperature=1.0, "
-        "top_k=0, top_p=1.0, repetition_penalty=1.0)"
+        "target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0, "
+        "top_p=1.0, repetition_penalty=1.0)"
     )
     return {
         "commands": [code],
         "language": "python",
         "rule": "ratio",
         "notes": [
+            "A chat model's ids come from tokenizer.apply_chat_template(messages, "
+            "add_generation_prompt=True).",
             "Batch 1 only. γ and the threshold are read from the draft's generation_config.json: "
-            f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold."
+            f"num_assistant_tokens {pair.gamma}, schedule constant, no confidence threshold.",
         ],
     }
 
@@ -164,7 +168,7 @@ def _openvino(pair: Pair) -> dict[str, Any]:
         "notes": [
             "At temperature 0 alone. Sampled with a draft it has no rule of those here: it holds "
             "the draft's probability of the drafted token against the target's of another one "
-            "(openvino.genai#4190), and its text is not the target's: audit it (docs/audit.md)."
+            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` shows it."
         ],
     }
 

@@ -24,7 +24,7 @@ class NewDraft:
     out: Path
     """Folder to write the draft to."""
     layers: tuple[int, ...] | None = None
-    """Layers of the target to keep, counted from 0, such as 0,1,29; leave out for a fresh model."""
+    """Layers of the target's decoder to keep, from 0, as 0,1,29; leave out for a fresh model."""
     width: int | None = None
     """Hidden size of a fresh narrow model, whose embedding is the target's projected by SVD."""
     depth: int = 2
@@ -283,7 +283,7 @@ class Report:
     """Draw the stored results of a run: figures, and one self-contained HTML page."""
 
     run: Path
-    """Run directory of any verb that has an --out RUN."""
+    """Run directory: the --out of demo, measure, sft, distill, evaluate, tradeoff or transfer."""
     out: Path | None = None
     """Folder for the figures and the page; the run directory's own `report` by default."""
 

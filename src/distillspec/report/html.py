@@ -24,6 +24,9 @@ from distillspec.report.text import ROLES, TOKENS, text_view, visible
 from distillspec.report.training import trainings
 from distillspec.studies.store import StoredRun, read_run, write_text
 
+DRAWN = ("demo", "measure", "sft", "distill", "evaluate", "tradeoff", "transfer")
+"""The verbs whose runs have figures."""
+
 
 class _Drawn(NamedTuple):
     drawing: Drawing
@@ -34,18 +37,22 @@ def report(folder: str | Path, out: str | Path | None = None) -> list[Path]:
     """Draw a run's figures and its page.
 
     Args:
-        folder: the directory of a run of `measure`, `evaluate`, `tradeoff`, `transfer`, `distill`,
-            `sft` or `demo`.
+        folder: the directory of a run of one of `DRAWN`.
         out: where to write; default FOLDER/report.
 
     Returns:
         The files written, the page first, then an SVG and a PNG of each figure.
 
     Raises:
-        UserError: the folder is no run directory, is damaged, or holds nothing to draw, or `out`
-            cannot be written.
+        UserError: the folder is no run directory, is of another verb, is damaged, or holds nothing
+            to draw, or `out` cannot be written.
     """
     run = read_run(folder)
+    if run.record["verb"] not in DRAWN:
+        raise UserError(
+            f"{folder}: a run of {run.record['verb']}, of which there are no figures; what it "
+            f"found is in its result.json, and report draws runs of {', '.join(DRAWN)}"
+        )
     contents = _contents(run)
     drawn = [_Drawn(one, style.svg(one.figure)) for part in contents for one in part.drawings]
     page = _page(run, contents, drawn)

@@ -92,7 +92,9 @@ def _training(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Train
             parts=parts,
         )
     except KeyError as error:
-        raise UserError(f"{path}: a row lacks {error.args[0]!r}; see distillspec train") from error
+        raise UserError(
+            f"{path}: a row lacks {error.args[0]!r}, which sft and distill write"
+        ) from error
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: a row is not of a training run: {error}") from error
     if gammas or seconds != sorted(seconds):
