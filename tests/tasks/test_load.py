@@ -104,7 +104,10 @@ BAD = [
     (b'\xef\xbb\xbf{"prompt": "a"}', "not JSON"),  # a byte order mark inside the file is an error
     (b'{"prompt": ' + b"[" * 100_000, "not JSON"),
     (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not JSON"),
-    (b'{"prompt": "a", "counts": [1]}', "'counts' must have calls, drafted, accepted, alone and sec"),
+    (
+        b'{"prompt": "a", "counts": [1]}',
+        "'counts' must have calls, drafted, accepted, alone and sec",
+    ),
     (b'{"prompt": "a", "counts": {"calls": 1}}', "'counts' must have calls"),
     (counts(calls=-1), "must be whole numbers of at least 0"),
     (counts(accepted=1.5), "must be whole numbers of at least 0"),
