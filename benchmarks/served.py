@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -125,12 +126,13 @@ def keep(given: argparse.Namespace, temperature: float, name: str, flags: list[s
     else:
         row = {"failed": (err.getvalue().strip().splitlines() or [f"exit code {code}"])[-1]}
     row |= {"name": name, "temperature": temperature, "command": arguments}
-    (given.out / f"{name.replace(' ', '-')}-{temperature:g}.json").write_text(json.dumps(row))
+    slug = re.sub(r"[^\w.]+", "-", name)
+    (given.out / f"{slug}-{temperature:g}.json").write_text(json.dumps(row), encoding="utf-8")
 
 
 def table(folder: Path) -> None:
     """Print every row that is kept, and what explains the differences."""
-    rows = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    rows = [json.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
     print("| engine | T | rule | τ promised | τ served | z | outputs | tokens a second |")
     print("|---|---|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: (-row["temperature"], row["name"])):

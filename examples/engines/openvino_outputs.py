@@ -37,7 +37,7 @@ def main() -> None:
     config = pipe.get_generation_config()
     config.max_new_tokens, config.do_sample = given.max_new_tokens, given.temperature > 0
     if given.temperature > 0:
-        config.temperature, config.top_p, config.top_k = given.temperature, 1.0, 2**31 - 1
+        config.temperature, config.top_p, config.top_k = given.temperature, 1.0, 2**64 - 1  # none
     config.repetition_penalty, config.presence_penalty, config.frequency_penalty = 1.0, 0.0, 0.0
     config.apply_chat_template = False
     if given.draft:

@@ -78,7 +78,7 @@ class Speculating(FakeServer):
             )
             ids, reason = ids + list(rest.ids), rest.finish_reason
             self.counts["drafts"] += rest.counts.target_calls if self.draft else 0
-            self.counts["draft_tokens"] += self.gamma * rest.counts.target_calls
+            self.counts["draft_tokens"] += rest.counts.drafted
             self.counts["accepted_tokens"] += rest.counts.accepted
         text = self.tokenizer.decode(ids)
         choice = {"index": 0, "text": text, "finish_reason": reason, "token_ids": ids}
@@ -167,21 +167,21 @@ def running(server):
         server.server_close()
 
 
-def checked(capsys, pair, draft, prompts, *flags):
+def checked(capsys, pair, draft, prompts, *flags, tokens=24):
     code, found, err = run(
         capsys, "check-export", draft, "--target", pair[0], "--prompts", prompts, "--gamma", 2,
-        "--max-new-tokens", 24, *flags,
+        "--max-new-tokens", tokens, *flags,
     )  # fmt: skip
     assert code in (0, 3), err
     return code, found
 
 
-def served(capsys, pair, draft, prompts, *flags, kind=Speculating, **settings):
+def served(capsys, pair, draft, prompts, *flags, kind=Speculating, tokens=24, **settings):
     server = kind(load(pair[0]), load(str(draft)), **{"gamma": 2, **settings})
     with running(server):
         return checked(
             capsys, pair, draft, prompts, "--engine", "vllm" if kind is Speculating else
-            "llama.cpp", "--url", server.url, "--model", "served", *flags,
+            "llama.cpp", "--url", server.url, "--model", "served", *flags, tokens=tokens,
         )  # fmt: skip
 
 
@@ -237,7 +237,14 @@ def test_a_server_that_is_exact_passes(capsys, pair, draft, prompts):
     code, found = served(capsys, pair, draft, prompts)
     assert code == 0, found["unmet"]
     assert found["rules"][0]["fits"]
-    assert found["drafted_per_call"] == 2
+    assert found["drafted_per_call"] > 1.8
+
+
+def test_drafting_no_further_than_the_length_limit_is_no_fault(capsys, pair, draft, prompts):
+    """Of answers of five tokens llama.cpp drafts 1.4 a block, and γ was named as a cause."""
+    _, found = served(capsys, pair, draft, prompts, "--temperature", 0, kind=LlamaCpp, tokens=5)
+    assert found["drafted_per_call"] < 1.6
+    assert not found["causes"]
 
 
 @pytest.mark.parametrize("kind", [Speculating, LlamaCpp])
@@ -267,7 +274,7 @@ def test_a_server_that_drafts_otherwise_or_samples_otherwise_is_caught(
 ):
     code, found = served(capsys, pair, draft, prompts, gamma=5)
     assert code == 3
-    assert any(cause.startswith("γ: the engine drafts 5.00") for cause in found["causes"])
+    assert any(cause.startswith("γ: the engine drafts 4.") for cause in found["causes"])
     code, found = served(capsys, pair, draft, prompts, faulty=True)
     assert code == 3
     assert found["audit"]["rejected"]
@@ -367,6 +374,7 @@ def test_a_file_with_other_prompt_ids_points_to_the_template(
         ({"counts": None}, "0 needs target_ids and counts"),
         ({"prompt": "w9 w9"}, "answers another prompt"),
         ({"target_ids": [7, 10_000]}, "has the id 10000"),
+        ({"target_ids": [7] * 200}, "128 tokens of context"),
         (
             {"counts": {"calls": 0, "drafted": 0, "accepted": 0, "seconds": 1, "alone": 0}},
             "counts no calls",

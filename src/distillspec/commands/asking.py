@@ -97,6 +97,11 @@ def _from_files(
 ) -> Engine:
     size = target.tokenizer.vocabulary.size
     given, drafted = by_file("--outputs", outputs, rows, prompts, size=size)
+    check_room(
+        target.name,
+        target.context,
+        max(longest(target, [p], len(one.ids)) for p, one in zip(given, drafted, strict=True)),
+    )
     plain = None
     if settings.outputs_plain is not None:
         asked, plain = by_file("--outputs-plain", settings.outputs_plain, rows, given, size=size)

@@ -176,10 +176,14 @@ def _after(settings: CheckExport, served: Served, law: Audit, engine: Engine) ->
         others = [one["rule"] for one in served["rules"] if one["fits"]]
         if others:
             found.append(f"rule: the engine's counts are those of {' or '.join(others)}")
-    # Near the length limit some engines draft fewer, which lowers the mean a little
-    per_call = served["drafted_per_call"]
-    if not 0.8 * served["gamma"] <= per_call <= served["gamma"] + 1e-9:
-        found.append(f"γ: the engine drafts {per_call:.2f} tokens a block, not {served['gamma']}")
+    calls = sum(one.calls for one in engine.drafted)
+    drafted = sum(one.drafted for one in engine.drafted)
+    gamma = served["gamma"]
+    # Engines draft no further than the length limit: γ, γ − 1, …, 1 fewer in the last blocks
+    at_the_end = len(engine.drafted) * gamma * (gamma + 1) / 2
+    if not 0.8 * gamma * calls - at_the_end <= drafted <= gamma * calls:
+        per_call = served["drafted_per_call"]
+        found.append(f"γ: the engine drafts {per_call:.2f} tokens a block, not {gamma}")
     if law["rejected"]:
         found += [f"output law: {point}" for point in law["points_to"]]
         fitted = law["temperature_fitted"]
