@@ -115,6 +115,8 @@ def test_the_cards_command_can_be_run_again():
     text = card("target", "draft", 2, written, measured, None)
     assert "command: `distillspec measure 'my file.jsonl'`" in text
     assert "τ at γ = 2: not measured" in text
+
+
 def test_the_lines_for_transformers_run_as_they_stand(capsys, tmp_path):
     """They took `inputs` that nothing had made."""
     target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
