@@ -137,6 +137,16 @@ def test_training_is_compared_after_equal_time():
     assert finding("f02", rows).outcome == "does not hold"
 
 
+def test_recipes_are_compared_after_equal_steps():
+    def step(recipe, calls):
+        return {**training(recipe, calls, task="t"), "step": "same-steps"}
+
+    rows = [step("supervised_kd", 4.5), step("gkd", 4.0)]
+    assert finding("f17", rows).outcome == "holds"
+    assert finding("f17", [rows[0], step("gkd", 4.7)]).outcome == "does not hold"
+    assert finding("f17", rows[1:]).outcome == "not run"  # nothing to hold it against
+
+
 def test_examples_tables_and_grids_are_read_by_draft():
     rows = [measured(GOOD, temperature="0"), measured(GOOD, temperature="1", task="lm1b")]
     assert finding("f03", rows).outcome == "holds"
