@@ -8,8 +8,8 @@ from distillspec.studies.findings import evaluations, outcome, said
 from distillspec.studies.results import Results
 
 CLAIM = (
-    "After as many steps, whatever their seconds, model-generated data beats Supervised KD (Fig. 2, "
-    "where recipes are compared by steps)."
+    "After as many steps, whatever their seconds, model-generated data beats Supervised KD (as the "
+    "paper's Fig. 2 compares them)."
 )
 
 
