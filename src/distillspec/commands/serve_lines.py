@@ -56,8 +56,8 @@ def _transformers(pair: Pair) -> dict[str, Any]:
         f"target = {family}.from_pretrained({pair.target!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
         'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
-        "out = target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0, "
-        "max_new_tokens=64)\n"
+        "out = target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, "
+        "top_k=0, max_new_tokens=64)\n"
         "print(tokenizer.decode(out[0]))"
     )
     return {
