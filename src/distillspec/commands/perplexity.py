@@ -54,7 +54,8 @@ def _scored(model: TransformersModel, rows: list[Row], batch_size: int) -> dict[
     check_fit(model, rows, made)
     completions = [one.completion for one in made if one.completion is not None]
     texts = [
-        model.tokenizer.decode(row.target_ids) if row.target is None else row.target for row in rows
+        row.target if row.target is not None else model.tokenizer.decode(row.target_ids or ())
+        for row in rows
     ]
     for row, text in zip(rows, texts, strict=True):
         if not text:

@@ -57,8 +57,9 @@ def _transformers(pair: Pair) -> dict[str, Any]:
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
         'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
         # The neutral ones too: those of the target's generation_config.json count otherwise
-        "target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, top_k=0, "
-        "top_p=1.0, repetition_penalty=1.0)"
+        "out = target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, "
+        "top_k=0, top_p=1.0, repetition_penalty=1.0, max_new_tokens=64)\n"
+        "print(tokenizer.decode(out[0]))"
     )
     return {
         "commands": [code],
