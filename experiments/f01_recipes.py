@@ -4,7 +4,7 @@ from distillspec.commands.study_report import main
 from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
-from distillspec.studies.findings import counts_of, labels_of, outcome, tally
+from distillspec.studies.findings import counts_of, labels_of, outcome, place, tally
 from distillspec.studies.results import Results
 
 CLAIM = (
@@ -26,11 +26,11 @@ def finding(results: Results) -> Finding:
         raw = counts_of(row, "draft")
         if raw is None or not found:
             continue
-        place = " ".join(row["axes"].values())
+        where = place(row["axes"])
         for recipe, counts in found.items():
             gains.append(counts.tau_above(raw))
-            rows.append((place, recipe, estimated(counts.tau, 2), estimated(gains[-1])))
-            places.append(f"{place} {recipe}")
+            rows.append((where, recipe, estimated(counts.tau, 2), estimated(gains[-1])))
+            places.append(f"{where} {recipe}")
             panels.append((interval(gains[-1]),))
         if "supervised_kd" in found:
             generated += [

@@ -6,7 +6,7 @@ from distillspec.commands.study_report import main
 from distillspec.report.findings import Curve, Finding, curves, not_run
 from distillspec.report.reading import Interval
 from distillspec.studies.estimates import estimate
-from distillspec.studies.findings import counts_of, labels_of, outcome, said
+from distillspec.studies.findings import counts_of, labels_of, outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = "Distillation raises τ on nearly all examples (Fig. 3b): on nine of ten, we say."
@@ -25,7 +25,7 @@ def finding(results: Results) -> Finding:
         )
         if before is None or after is None:
             continue
-        place = " ".join(row["axes"].values())
+        where = place(row["axes"])
         taus = {"before": before.lengths / before.calls, "after": after.lengths / after.calls}
         rose = (taus["after"] > taus["before"] + 1e-9).astype(float)
         shares.append(
@@ -33,9 +33,9 @@ def finding(results: Results) -> Finding:
         )
         for name, tau in taus.items():
             points = tuple(Interval(float(t), float(t), float(t)) for t in np.sort(tau)[::-1])
-            lines.append(Curve(f"{place} {name}", tuple(range(1, len(points) + 1)), points))
+            lines.append(Curve(f"{where} {name}", tuple(range(1, len(points) + 1)), points))
         rows += [
-            (place, str(i), f"{a:.3f}", f"{b:.3f}")
+            (where, str(i), f"{a:.3f}", f"{b:.3f}")
             for i, (a, b) in enumerate(zip(*taus.values(), strict=True))
         ]
     if not shares:

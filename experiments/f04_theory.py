@@ -3,7 +3,7 @@
 from distillspec.commands.study_report import main
 from distillspec.report.findings import Curve, Finding, curves, not_run
 from distillspec.report.reading import Interval, interval
-from distillspec.studies.findings import mean_rank_correlation, measurements, outcome, said
+from distillspec.studies.findings import mean_rank_correlation, measurements, outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = "The theoretical τ agrees with the counted one and keeps the drafts' ranking (Fig. 3c)."
@@ -15,15 +15,15 @@ def finding(results: Results) -> Finding:
     """Rank the drafts of each cell by recursion, by the i.i.d. formula, and by count."""
     rows, cells, taus, at, z = [], {}, [], [], []
     for row in results.of("measured"):
-        place = " ".join(row["axes"].values())
+        where = place(row["axes"])
         for name, one in measurements(row).items():
             for gamma in (some for some in one["gammas"] if "tau_counted" in some):
                 exact, counted = gamma["tau_forecast"]["value"], gamma["tau_counted"]["value"]
                 taus.append((exact, gamma["tau_iid"], counted))
-                cells.setdefault((place, gamma["gamma"]), []).append(taus[-1])
+                cells.setdefault((where, gamma["gamma"]), []).append(taus[-1])
                 at.append(interval(gamma["tau_counted"]))
                 z.append(gamma["forecast_z"])
-                rows.append((f"{place} {name}".strip(), str(gamma["gamma"])))
+                rows.append((f"{where} {name}".strip(), str(gamma["gamma"])))
                 rows[-1] += tuple(f"{value:.3f}" for value in taus[-1])
     sides = [tuple(zip(*cell, strict=True)) for cell in cells.values() if len(cell) > 2]
     ranked = [cell for cell in sides if all(len(set(side)) > 1 for side in cell)]

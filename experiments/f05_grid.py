@@ -4,7 +4,7 @@ from distillspec.commands.study_report import main
 from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
-from distillspec.studies.findings import counts_of, labels_of, outcome, tally
+from distillspec.studies.findings import counts_of, labels_of, outcome, place, tally
 from distillspec.studies.results import Results
 
 CLAIM = "Every divergence on model-generated data raises τ, greedy and sampled (Fig. 4)."
@@ -23,9 +23,9 @@ def finding(results: Results) -> Finding:
                 gain = counts.tau_above(raw)
                 if data != "fixed":
                     gains.append(gain)
-                place = " ".join(row["axes"].values())
-                rows.append((place, divergence, data, estimated(gain)))
-                names.append(f"{place} {divergence} {data}")
+                where = place(row["axes"])
+                rows.append((where, divergence, data, estimated(gain)))
+                names.append(f"{where} {divergence} {data}")
                 values.append((interval(gain),))
     if not gains:
         return not_run("5", CLAIM, "grid-measured with drafts of grid")

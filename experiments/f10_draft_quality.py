@@ -3,7 +3,7 @@
 from distillspec.commands.study_report import main
 from distillspec.report.findings import Curve, Finding, curves, estimated, not_run
 from distillspec.report.reading import interval
-from distillspec.studies.findings import outcome, said
+from distillspec.studies.findings import outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = "Distillation raises the draft's own task quality with training (Fig. C.15)."
@@ -17,7 +17,7 @@ def finding(results: Results) -> Finding:
         # The garden's differences are from its first way, the draft before distillation
         points = sorted(row["result"]["points"], key=lambda point: float(point["way"]))
         x = tuple(float(point["way"]) for point in points)
-        name = " ".join(row["axes"].values()) or "quality"
+        name = place(row["axes"]) or "quality"
         lines.append(Curve(name, x, tuple(interval(point["quality"]) for point in points)))
         rows += [(name, p["way"], estimated(p["quality"], 1)) for p in points]
         gains.append(points[-1]["quality_difference"])

@@ -3,7 +3,7 @@
 from distillspec.commands.study_report import main
 from distillspec.report.findings import Curve, Finding, curves, estimated, not_run
 from distillspec.report.reading import interval
-from distillspec.studies.findings import counts_of, labels_of, outcome, said
+from distillspec.studies.findings import counts_of, labels_of, outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = "Data sampled at a low temperature distils worse than data sampled at 1 (Fig. C.17)."
@@ -18,13 +18,13 @@ def finding(results: Results) -> Finding:
         found = {float(one): counts for one, counts in by.items() if counts is not None}
         if 1.0 not in found or len(found) < 2:
             continue
-        place = " ".join(row["axes"].values()) or "all"
+        where = place(row["axes"]) or "all"
         gains += [found[1.0].tau_above(counts) for at, counts in found.items() if at < 1]
         lines.append(
-            Curve(place, tuple(found), tuple(interval(counts.tau) for counts in found.values()))
+            Curve(where, tuple(found), tuple(interval(counts.tau) for counts in found.values()))
         )
         rows += [
-            (place, f"{at:g}", estimated(counts.tau), estimated(counts.alpha))
+            (where, f"{at:g}", estimated(counts.tau), estimated(counts.alpha))
             for at, counts in found.items()
         ]
     if not gains:

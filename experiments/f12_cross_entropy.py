@@ -5,7 +5,7 @@ from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
 from distillspec.studies.estimates import Estimate
-from distillspec.studies.findings import outcome, said
+from distillspec.studies.findings import outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = (
@@ -22,10 +22,10 @@ def finding(results: Results) -> Finding:
             for one in row["result"]["drafts"]:
                 if key in one["draft"] and source["step"] == "distilled":
                     found[source["axes"]["recipe"]] = one["cross_entropy"]
-        place = " ".join(row["axes"].values())
+        where = place(row["axes"])
         for recipe, value in found.items():
-            rows.append((place, recipe, estimated(value)))
-            names.append(f"{place} {recipe}")
+            rows.append((where, recipe, estimated(value)))
+            names.append(f"{where} {recipe}")
             values.append((interval(value),))
         if {"gkd", "seqkd"} <= set(found):
             far, near = found["seqkd"], found["gkd"]

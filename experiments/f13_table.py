@@ -9,6 +9,7 @@ from distillspec.studies.findings import (
     labels_of,
     measurements,
     outcome,
+    place,
     speedup_changes,
     tally,
 )
@@ -45,7 +46,7 @@ def finding(results: Results) -> Finding:
                 gain = gamma.get("speedup_measured", gamma["speedup_forecast"])
                 how = "" if "speedup_measured" in gamma else " forecast"
                 speeds[name.startswith(raw)] = estimated(gain, 2) + how
-        names.append(" ".join(f"{axis}={label}" for axis, label in row["axes"].items()))
+        names.append(place(row["axes"]))
         rows.append(
             (names[-1], estimated(before.tau, 2), estimated(after.tau, 2), estimated(gains[-1]))
             + (speeds.get(True, ""), speeds.get(False, ""))

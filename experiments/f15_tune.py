@@ -4,7 +4,7 @@ from distillspec.commands.study_report import main
 from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
-from distillspec.studies.findings import outcome, said
+from distillspec.studies.findings import outcome, place, said
 from distillspec.studies.results import Results
 
 CLAIM = (
@@ -14,7 +14,7 @@ CLAIM = (
 
 def finding(results: Results) -> Finding:
     """Read the paired differences that step `tuned` stored."""
-    found = {" ".join(row["axes"].values()): row["result"] for row in results.of("tuned")}
+    found = {place(row["axes"]): row["result"] for row in results.of("tuned")}
     if not found:
         return not_run("15", CLAIM, "tuned")
     gains = {place: one["tau_difference"] for place, one in found.items()}

@@ -8,7 +8,7 @@ from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
 from distillspec.studies.estimates import Estimate
-from distillspec.studies.findings import outcome, title
+from distillspec.studies.findings import outcome, place, title
 from distillspec.studies.results import Results
 
 CLAIM = (
@@ -21,7 +21,7 @@ def finding(results: Results) -> Finding:
     """Read the steps `predicted`: perplexities beside that of unigrams fitted to the same texts."""
     gains, rows, names, values = [], [], [], []
     for row in [*results.of("predicted"), *results.of("other-predicted")]:
-        place = " ".join(row["axes"].values()) or Path(row["result"]["prompts"]).name
+        where = place(row["axes"]) or Path(row["result"]["prompts"]).name
         for key, source in row["sources"].items():
             one = next((m for m in row["result"]["models"] if key in m["model"]), None)
             if one is None:
@@ -33,17 +33,17 @@ def finding(results: Results) -> Finding:
                 high=unigram - nats["low"],
             )
             gains.append(gain)
-            names.append(f"{place}: {title(source)}")
+            names.append(f"{where}: {title(source)}")
             values.append((interval(gain),))
             rows.append(
-                (place, title(source), estimated(one["perplexity"], 1))
+                (where, title(source), estimated(one["perplexity"], 1))
                 + (estimated(one["bits_per_byte"], 2), f"{one['unigram_perplexity']:.1f}")
             )
     if not gains:
         return not_run("16", CLAIM, "predicted")
     reached = ", ".join(
-        f"{place} {cell} {value.partition(' ')[0]} (unigrams {unigram})"
-        for place, cell, value, _, unigram in rows
+        f"{where} {cell} {value.partition(' ')[0]} (unigrams {unigram})"
+        for where, cell, value, _, unigram in rows
         if cell.removeprefix("other-").startswith(("target", "draft"))
     )
     return Finding(

@@ -117,6 +117,12 @@ def title(cell: Row) -> str:
     return " ".join([cell["step"], *map(str, cell["axes"].values())])
 
 
+def place(axes: Mapping[str, str]) -> str:
+    """Name the place of a cell in a study by its labels, T and γ with their signs."""
+    signs = {"temperature": "T=", "gamma": "γ="}
+    return " ".join(f"{signs.get(axis, '')}{label}" for axis, label in axes.items())
+
+
 def evaluations(row: Row) -> list[tuple[int, float, Counts]]:
     """Return a training row's evaluations: the step, the seconds trained, the counts."""
     found = []
