@@ -311,19 +311,25 @@ def test_bounds_are_read():
     assert finding("f14", [found]).outcome == "does not hold"
 
 
-def test_models_are_held_against_unigrams():
+def test_models_are_held_against_unigrams_and_targets_against_drafts():
     def model(key, nats):
         return {"model": f"{key}/run", "perplexity": at(20.0), "bits_per_byte": at(2.0),
                 "nats_per_token": at(nats), "unigram_perplexity": 100.0}  # fmt: skip
 
-    sources = {"k0": source("target"), "k1": source("draft")}
-    result = {"models": [model("k0", 3.0), model("k1", 4.0)]}
-    found = row("predicted", axes={"task": "lm1b"}, sources=sources, result=result)
-    sound = finding("f16", [found])
-    assert sound.outcome == "holds"
-    assert "lm1b draft 20.0 (unigrams 100.0)" in sound.sentence
-    result["models"][1] = model("k1", 4.7)  # ln 100 = 4.6
-    assert finding("f16", [found]).outcome == "does not hold"
+    def predicted(target, draft):
+        sources = {"k0": source("target"), "k1": source("draft")}
+        result = {"models": [model("k0", target), model("k1", draft)]}
+        return finding(
+            "f16", [row("predicted", axes={"task": "t"}, sources=sources, result=result)]
+        )
+
+    assert predicted(3.0, 4.0).outcome == "holds"
+    broken = predicted(3.0, 4.7)  # ln 100 = 4.6
+    assert broken.outcome == "does not hold"
+    assert "2 of 3; not: t: draft than unigrams." in broken.sentence
+    worse = predicted(4.0, 3.0)
+    assert worse.outcome == "does not hold"
+    assert "not: t: target than draft." in worse.sentence
 
 
 def test_the_search_takes_over_the_models_of_the_small_study(tmp_path):
@@ -337,6 +343,16 @@ def test_the_search_takes_over_the_models_of_the_small_study(tmp_path):
     shared = {key for cell, key in search.keys.items() if cell.step != "tuned"}
     assert len(shared) == 10
     assert shared <= set(small.keys.values())
+
+
+def test_the_page_of_findings_says_what_the_committed_results_say():
+    results = Results.read(EXPERIMENTS / "results" / "small" / "results.jsonl")
+    text = (EXPERIMENTS.parent / "docs" / "findings.md").read_text("utf-8")
+    written = dict(re.findall(r"^\| (\d+) \|[^|]*\| ([a-z ]+) \|", text, flags=re.MULTILINE))
+    assert list(written) == [str(int(script.name[1:3])) for script in SCRIPTS]
+    for script in SCRIPTS:
+        found = runpy.run_path(str(script))["finding"](results)
+        assert written[found.number] == found.outcome
 
 
 def shrunk(file, tmp_path, models):
