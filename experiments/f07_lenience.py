@@ -3,8 +3,7 @@
 from distillspec.commands.study_report import main
 from distillspec.report.findings import Curve, Finding, curves, estimated, not_run
 from distillspec.report.reading import interval
-from distillspec.studies.estimates import Estimate
-from distillspec.studies.findings import outcome, tally
+from distillspec.studies.findings import outcome, tally, unpaired
 from distillspec.studies.results import Results
 
 CLAIM = "At every lenience the distilled draft answers sooner than the raw one (Fig. 5b)."
@@ -27,17 +26,8 @@ def finding(results: Results) -> Finding:
                 + (estimated(point["tau"], 2),)
             )
             if draft in others:
-                before, after = (
-                    at[raw, lenience, epsilon]["relative_latency"],
-                    point["relative_latency"],
-                )
-                saved.append(
-                    Estimate(
-                        value=before["value"] - after["value"],
-                        low=before["low"] - after["high"],
-                        high=before["high"] - after["low"],
-                    )
-                )
+                before = at[raw, lenience, epsilon]["relative_latency"]
+                saved.append(unpaired(before, point["relative_latency"]))
         for draft, name in ((raw, "raw"), *((one, "distilled") for one in others)):
             own = sorted(
                 (p for p in points if p["draft"] == draft),

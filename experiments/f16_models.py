@@ -8,7 +8,7 @@ from distillspec.report.findings import Finding, estimated, not_run
 from distillspec.report.outcome_figures import Dots, dots
 from distillspec.report.reading import interval
 from distillspec.studies.estimates import Estimate
-from distillspec.studies.findings import outcome, place, title
+from distillspec.studies.findings import outcome, place, title, unpaired
 from distillspec.studies.results import Results
 
 CLAIM = (
@@ -33,17 +33,16 @@ def finding(results: Results) -> Finding:
                 continue
             found[source["step"]] = one["nats_per_token"]
             unigram = math.log(one["unigram_perplexity"])
-            gains.append(
-                _below(one["nats_per_token"], dict.fromkeys(Estimate.__annotations__, unigram))
-            )
+            exact = Estimate(value=unigram, low=unigram, high=unigram)
+            gains.append(unpaired(exact, one["nats_per_token"]))
             names.append(f"{where}: {title(source)} than unigrams")
             rows.append(
                 (where, title(source), estimated(one["perplexity"], 1))
                 + (estimated(one["bits_per_byte"], 2), f"{one['unigram_perplexity']:.1f}")
             )
-        own = [found.get(STEPS[row["step"]] + name) for name in ("target", "draft")]
-        if None not in own:
-            gains.append(_below(*own))
+        target, draft = (found.get(STEPS[row["step"]] + name) for name in ("target", "draft"))
+        if target is not None and draft is not None:
+            gains.append(unpaired(draft, target))
             names.append(f"{where}: target than draft")
     if not gains:
         return not_run("16", CLAIM, "predicted")
@@ -61,14 +60,6 @@ def finding(results: Results) -> Finding:
             ["nats"],
             [Dots("nats a token below", tuple((interval(g),) for g in gains), even=0.0)],
         ),
-    )
-
-
-def _below(one, other):
-    return Estimate(
-        value=other["value"] - one["value"],
-        low=other["low"] - one["high"],
-        high=other["high"] - one["low"],
     )
 
 

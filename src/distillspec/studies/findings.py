@@ -143,6 +143,15 @@ def outcome(differences: Sequence[Estimate]) -> Outcome:
     return "holds" if all(one["low"] > 0 for one in differences) else "undecided"
 
 
+def unpaired(first: Estimate, second: Estimate) -> Estimate:
+    """Return first less second as if they were unpaired, which can only widen the interval."""
+    return Estimate(
+        value=first["value"] - second["value"],
+        low=first["low"] - second["high"],
+        high=first["high"] - second["low"],
+    )
+
+
 def tally(differences: Sequence[Estimate]) -> str:
     """Say how many differences are above 0, below it, and open."""
     above = sum(one["low"] > 0 for one in differences)
