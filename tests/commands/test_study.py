@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from distillspec.commands.plan import plan
 from distillspec.files import alone
 from distillspec.models import load
 from distillspec.studies.store import Run
@@ -56,6 +57,10 @@ steps:
     clock_prompts: 0
     max_new_tokens: 6
     batch_sizes: 1
+  predicted:
+    verb: perplexity
+    models: $taught(*)
+    prompts: $train
 """
 
 
@@ -87,8 +92,8 @@ def test_a_study_fails_in_one_cell_is_mended_and_goes_on(place, capsys, monkeypa
 
     text = FILE.replace("RECIPE", "imitkd")
     code, found, _ = run(capsys, *arguments(place, "status", text))
-    assert (code, found["done"], found["left"], found["failed"]) == (0, 0, 7, 0)
-    assert found["time_left"] == "7 cells left"
+    assert (code, found["done"], found["left"], found["failed"]) == (0, 0, 8, 0)
+    assert found["time_left"] == "8 cells left"
 
     whole = train.run_distill
 
@@ -100,22 +105,23 @@ def test_a_study_fails_in_one_cell_is_mended_and_goes_on(place, capsys, monkeypa
     monkeypatch.setattr(train, "run_distill", broken)
     code, found, err = run(capsys, *arguments(place, "run", text))
     assert code == 3
-    assert (found["done"], found["failed"], found["blocked"]) == (5, 1, 1)
+    assert (found["done"], found["failed"], found["blocked"]) == (6, 1, 1)
     assert found["failures"] == {"distilled recipe=imitkd": "ZeroDivisionError: by chance"}
     assert "measured: left out, as distilled recipe=imitkd failed" in " ".join(err.split())
-    assert "Traceback" in stored(place)[-1]["failed"]  # none of the user's: the trace is kept
+    (cut,) = [row for row in stored(place) if "failed" in row]
+    assert "Traceback" in cut["failed"]  # none of the user's: the trace is kept
 
     monkeypatch.setattr(train, "run_distill", whole)
     before = stored(place)
     code, found, _ = run(capsys, *arguments(place, "run", text))
-    assert (code, found["done"], found["failed"]) == (0, 7, 0)
+    assert (code, found["done"], found["failed"]) == (0, 8, 0)
     rows = stored(place)
     assert rows[: len(before)] == before  # only ever added to
     assert [row["step"] for row in rows[len(before) :]] == ["distilled", "measured"]
 
     monkeypatch.setattr(new_draft, "make_way", None)  # whatever runs now would fail
     code, found, _ = run(capsys, *arguments(place, "run", text))
-    assert (code, found["done"], found["time_left"]) == (0, 7, "0 cells left")
+    assert (code, found["done"], found["time_left"]) == (0, 8, "0 cells left")
     assert stored(place) == rows
 
     last = rows[-1]
@@ -124,6 +130,8 @@ def test_a_study_fails_in_one_cell_is_mended_and_goes_on(place, capsys, monkeypa
     assert len(last["examples"]) == 3 * 6
     assert set(last["versions"]) >= {"distillspec", "torch"}
     assert str(place) not in json.dumps(rows)
+    (predicted,) = [row for row in rows if row["step"] == "predicted"]
+    assert predicted["result"]["prompts"] == "train.jsonl"  # as the file names it, on any machine
     evaluations = next(row for row in rows if row["step"] == "distilled")["evaluations"]
     assert evaluations[0]["step"] == 0
 
@@ -248,7 +256,7 @@ def test_a_status_needs_no_torch(place):
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "0 of 7 cells done" in done.stdout
+    assert "0 of 8 cells done" in done.stdout
 
 
 SCRIPT = """
@@ -264,16 +272,26 @@ def finding(results):
     y = tuple(Interval(one, one - 1, one + 1) for one in x)
     drawn = curves([Curve("a", x, y), Curve("b", x, y)], "width", "height")
     head, rows = ("w",), (("8",),)
-    return Finding("1", "Small is small.", "holds", "8 < 16.", head, rows, drawn, "Theirs: 9.")
+    said = f"{x} < 16."
+    return Finding("1", "Small is small.", "holds", said, head, rows, drawn, "Theirs: 9.")
 """
 
 
-def write_results(place):
-    """One row of results; return it."""
+def write_results(place, text):
+    """One row of the study's results, and a later one of a cell it does not have; return the one.
+
+    The bug: what an earlier state of the file had asked for was in the findings.
+    """
     (place / "out").mkdir()
-    row = {"key": "a", "step": "fresh", "axes": {"size": "small"}, "result": {"width": 8}}
+    _, _, file, *_ = arguments(place, "report", text)
+    cells = plan(file, place / "data").keys
+    (key,) = [
+        key for cell, key in cells.items() if (cell.step, cell.axes) == ("fresh", {"size": "small"})
+    ]
+    row = {"key": key, "step": "fresh", "axes": {"size": "small"}, "result": {"width": 8}}
     about = {"verb": "new-model", "versions": {"torch": "2"}, "code": None, "seconds": 3}
-    write_rows(place / "out" / "results.jsonl", [row | about])
+    stale = row | about | {"key": "a", "result": {"width": 80}}
+    write_rows(place / "out" / "results.jsonl", [row | about, stale])
     return row | about
 
 
@@ -284,7 +302,7 @@ def test_a_script_that_dies_is_told_in_one_line_and_the_others_go_on(place, caps
     (place / "two.py").write_text('def finding(results):\n    return {}["<alpha>"]\n')
     (place / "three.py").write_text("import no_such_module\n")
     (place / "four.py").write_text("x = 1\n")
-    write_results(place)
+    write_results(place, text)
     code, found, err = run(capsys, *arguments(place, "report", text))
     assert code == 3
     assert [one["number"] for one in found["findings"]] == ["1"]
@@ -297,7 +315,7 @@ def test_a_script_that_dies_is_told_in_one_line_and_the_others_go_on(place, caps
     assert "failed: two.py: line 2: KeyError: '<alpha>'" in err
     assert "Traceback" not in err
     page = (place / "out" / "report" / "index.html").read_text("utf-8")
-    for part in ("8 &lt; 16.", "two.py: line 2: KeyError: &#39;&lt;alpha&gt;&#39;"):
+    for part in ("(8.0,) &lt; 16.", "two.py: line 2: KeyError: &#39;&lt;alpha&gt;&#39;"):
         assert part in page
 
 
@@ -306,15 +324,15 @@ def test_a_report_shows_what_the_scripts_say(place, capsys):
     (place / "one.py").write_text(SCRIPT)
     (place / "two.py").write_text(SCRIPT.replace("small", "huge"))
     assert "no results yet" in refused(capsys, *arguments(place, "report", text))
-    row = write_results(place)
+    row = write_results(place, text)
     code, found, _ = run(capsys, *arguments(place, "report", text))
     assert code == 0
     assert found["scripts_failed"] == {}
     assert [one["outcome"] for one in found["findings"]] == ["holds", "not run"]
-    assert [one["said"] for one in found["findings"]][0] == "8 < 16."
+    assert [one["said"] for one in found["findings"]][0] == "(8.0,) < 16."
     page = (place / "out" / "report" / "index.html").read_text("utf-8")
     assert found["report"].endswith("index.html")
-    for part in ("8 &lt; 16.", "Theirs: 9.", "Small &lt;b&gt; is huge.", "not run", "torch 2"):
+    for part in ("(8.0,) &lt; 16.", "Theirs: 9.", "Small &lt;b&gt; is huge.", "not run", "torch 2"):
         assert part in page
     assert page.count("<svg ") == 1  # of what was not run there is no figure
     assert "src=" not in page  # self-contained

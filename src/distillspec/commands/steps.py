@@ -67,7 +67,9 @@ def make(cell: Cell, planned: Planned, out: Path) -> Ended:
         return Ended(time.monotonic() - start, about, failed=traceback.format_exc().strip())
     if result.get("interrupted"):
         raise KeyboardInterrupt
-    found = {"result": _without(result, out), **_rows(folder / str(verb.out))}
+    named = {**planned.study.data, **planned.study.models}
+    written_as = {place: named[name] for name, place in planned.things.items()}
+    found = {"result": _portable(result, out, written_as), **_rows(folder / str(verb.out))}
     return Ended(time.monotonic() - start, about | _device(folder), found)
 
 
@@ -106,15 +108,16 @@ def _device(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _without(value: Any, out: Path) -> Any:
-    """Write paths within the study's folder relative to it: results outlive the folder's place."""
+def _portable(value: Any, out: Path, written_as: Mapping[str, str]) -> Any:
+    """Write paths as the study's file does, or relative to its folder: results outlive places."""
     if isinstance(value, Mapping):
-        return {key: _without(one, out) for key, one in value.items()}
+        return {key: _portable(one, out, written_as) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without(one, out) for one in value]
-    if isinstance(value, str) and value.startswith(f"{out}/"):
-        return value.removeprefix(f"{out}/")
-    return value
+        return [_portable(one, out, written_as) for one in value]
+    if not isinstance(value, str):
+        return value
+    task, equals, path = value.rpartition("=")
+    return task + equals + written_as.get(path, path).removeprefix(f"{out}/")
 
 
 def _plain(label: str) -> str:

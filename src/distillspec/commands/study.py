@@ -44,7 +44,7 @@ def run(settings: Study) -> dict[str, Any]:
     if settings.action == "report":
         from distillspec.commands.study_report import report  # imports matplotlib
 
-        found |= report(planned.study, settings.file, out)
+        found |= report(planned, settings.file, out)
         failed = found["scripts_failed"]
         found["unmet"] += [f"{len(failed)} scripts of findings failed"] if failed else []
     return found

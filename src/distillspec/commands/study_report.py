@@ -14,23 +14,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from distillspec.commands.plan import Planned
 from distillspec.errors import UserError
 from distillspec.report import style
 from distillspec.report.findings import Finding, page
-from distillspec.studies.grid import Study
 from distillspec.studies.results import RESULTS, Results
 from distillspec.studies.store import write_text
 
 Script = Callable[[Results], Finding]
 
 
-def report(study: Study, file: Path, out: Path) -> dict[str, Any]:
+def report(planned: Planned, file: Path, out: Path) -> dict[str, Any]:
     """Let every script read the results, and draw one page of what they say.
 
-    What a script dies of is told by its name, and the others go on.
+    Cells that the file does not ask for, of an earlier state of it or of another file with the
+    same folder, are left out. What a script dies of is told by its name, and the others go on.
 
     Args:
-        study: What the file says.
+        planned: What the file asks for.
         file: The study file, beside which the scripts are.
         out: The study's folder.
 
@@ -41,7 +42,8 @@ def report(study: Study, file: Path, out: Path) -> dict[str, Any]:
     Raises:
         UserError: there are no results or no scripts, or one of the scripts is not there.
     """
-    results = _results(out)
+    study, asked = planned.study, set(planned.keys.values())
+    results = Results({key: row for key, row in _results(out).rows.items() if key in asked})
     if not study.findings:
         raise UserError(f"{file}: findings is missing: name the scripts that read the results")
     found: list[Finding] = []
