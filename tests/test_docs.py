@@ -27,6 +27,7 @@ from distillspec.studies.serving import RuleFit, Served
 from distillspec.studies.study_file import read_study
 from distillspec.studies.theory import Bounds
 from distillspec.studies.transfer import Cell
+from distillspec.tasks import load_task
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,6 +85,16 @@ def test_the_study_of_the_page_about_studies_can_be_run(tmp_path):
         (tmp_path / path).write_bytes(b"")
     steps = [cell.step for cell in plan(file, tmp_path).keys]
     assert {step: steps.count(step) for step in steps} == {"draft0": 4, "draft": 4, "measured": 2}
+
+
+def test_the_task_of_the_tutorial_reads_the_prompts_of_the_tutorial(tmp_path):
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
+    (line,) = re.findall(r'^    (\{"prompt".*)$', page, flags=re.MULTILINE)
+    (tmp_path / "held_out.jsonl").write_text(line, encoding="utf-8")
+    (row,) = load_task(str(tmp_path / "own.toml")).read(tmp_path / "held_out.jsonl")
+    assert row.prompt == "Explain what a cache is."
 
 
 def test_the_rules_of_thumb_are_what_the_cost_model_says():

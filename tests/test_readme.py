@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 from distillspec import cli
+from distillspec.commands.measure import tell
 from distillspec.models import wrap
-from distillspec.studies.answer import CostRow, GammaRow, Measurement
+from distillspec.studies.answer import CostRow, GammaRow, Measurement, verdict
 from support import module, perturbed, word_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,59 @@ def test_every_folder_of_the_tree_exists():
         r"^    (tests/|examples/|benchmarks/|docs/) ", README, flags=re.MULTILINE
     ):
         assert (ROOT / folder).is_dir()
+
+
+def test_the_sample_of_measure_is_what_it_prints():
+    """It was of a run at batch 1, and the command above it asked for batch 8 too."""
+    command, block = re.findall(
+        r"^    (distillspec measure .*)\n\nThe answer.*:\n\n((?:    .*\n|\n)+)",
+        README,
+        flags=re.MULTILINE,
+    )[0]
+    said = textwrap.dedent(block).strip()
+    first, second, _, *rows, _, sentence = said.splitlines()
+
+    def estimate(text):
+        return dict(
+            zip(("value", "low", "high"), map(float, re.findall(r"[\d.]+", text)), strict=True)
+        )
+
+    kind, rule, temperature, prompts, tokens = re.search(
+        r"\((\w+); rule: (.+), T = (\S+), (\d+) prompts, (\d+) tokens\)", first
+    ).groups()
+    costs = [float(one) for one in re.findall(r"[\d]+\.\d+", second)]
+    columns = ("tau_forecast", "tau_counted", "speedup_forecast", "speedup_measured")
+    gammas = [
+        {"gamma": int(row[:3])}
+        | {
+            name: estimate(row[5 + 21 * i : 25 + 21 * i])
+            for i, name in enumerate(columns)
+            if row[5 + 21 * i : 25 + 21 * i].strip()
+        }
+        for row in rows
+    ]
+    alpha = estimate(first.split("(")[0])
+    result = {
+        "alpha": alpha,
+        "alpha_estimator": kind,
+        "rule": rule,
+        "temperature": float(temperature),
+        "prompts": int(prompts),
+        "tokens": int(tokens),
+        "cost": dict(zip(("target_ms", "draft_ms", "overhead_ms", "c"), costs, strict=False)),
+        "headroom": costs[-1],
+        "gammas": gammas,
+        "verdict": verdict(
+            gammas,
+            max(gammas, key=lambda row: row["speedup_forecast"]["value"])["gamma"],
+            alpha["value"],
+            float(re.search(r"break-even α is ([\d.]+)", sentence)[1]),
+            prompts=8,
+        ),
+        "unmet": [],
+    }
+    assert tell(result) == said
+    assert command.endswith("--gamma 1..8 --batch-sizes 1")
 
 
 def test_the_python_runs(capsys):

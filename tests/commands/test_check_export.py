@@ -406,6 +406,16 @@ def test_what_can_be_seen_before_is_named(capsys, tmp_path, pair, draft, prompts
     assert "note: " not in tell({**found, "unmet": ["It is not."]})
 
 
+def test_gamma_is_the_folders_unless_it_is_given(capsys, pair, draft, prompts):
+    """Who followed the tutorial had γ in the folder, and had to copy it from serve.md."""
+    common = ("--target", pair[0], "--prompts", prompts, "--limit", 2, "--max-new-tokens", 4)
+    code, found, _ = run(capsys, "check-export", draft, *common, "--temperature", 0)
+    assert (code, found["gamma"]) == (0, 2)
+    said = refused(capsys, "check-export", pair[1], *common)
+    assert "--gamma is missing" in said
+    assert pair[1] in said
+
+
 def test_users_errors(capsys, pair, draft, prompts):
     common = ("check-export", draft, "--target", pair[0], "--prompts", prompts)
     assert "--url" in refused(capsys, *common, "--gamma", 2, "--engine", "vllm")
@@ -414,7 +424,8 @@ def test_users_errors(capsys, pair, draft, prompts):
     assert "--outputs" in refused(capsys, *common, "--gamma", 2, "--engine", "outputs")
     assert "--outputs" in refused(capsys, *common, "--gamma", 2, "--outputs", prompts)
     assert "--outputs-plain" in refused(capsys, *common, "--gamma", 2, "--outputs-plain", prompts)
-    assert "export it with --gamma 3" in refused(capsys, *common, "--gamma", 3)
+    other = refused(capsys, *common, "--gamma", 3)
+    assert "give --gamma 2, or export it with --gamma 3" in other
     plain = (*common, "--gamma", 2, "--min-speedup", 1.1)  # told before anything runs
     url = ("--url", "http://127.0.0.1:9/v1")
     assert "give --url-plain" in refused(capsys, *plain, "--engine", "vllm", *url)

@@ -127,6 +127,19 @@ def test_an_invalid_line_is_named_with_its_reason(line: str, reason: str, tmp_pa
     assert reason in str(caught.value)
 
 
+def test_a_task_that_judges_nothing_needs_no_targets(tmp_path: Path) -> None:
+    """Prompts of one's own could be evaluated only with an answer made up for each."""
+    own = tmp_path / "own.toml"
+    own.write_text(MINE)
+    where = {"meta": {"continent": "Europe"}}
+    data = write(tmp_path / "d.jsonl", [{"country": "Italy", **where}])
+    (row,) = load_task(str(own)).read(data)
+    assert (row.prompt, row.target) == ("Capital of Italy?", None)
+    own.write_text(MINE.replace('"none"', '"rouge"'))
+    with pytest.raises(UserError, match=r"d\.jsonl:1: no column 'answer\.city'"):
+        load_task(str(own)).read(data)
+
+
 def test_a_file_that_is_no_jsonl_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.txt"
     path.write_text("a")

@@ -70,6 +70,8 @@ def ask_engine(
     rows: Sequence[Row],
     prompts: Sequence[Tensor],
     sampling: Sampling,
+    *,
+    gamma: int,
 ) -> Engine:
     """Have the engine answer every prompt with the draft, and without where it can.
 
@@ -79,8 +81,8 @@ def ask_engine(
     if settings.outputs is not None:
         return _from_files(settings, settings.outputs, target, rows, prompts)
     if settings.url is not None:
-        return _from_server(settings, settings.url, target, rows, prompts, sampling)
-    _assistant(draft, settings.gamma)
+        return _from_server(settings, settings.url, target, rows, prompts, sampling, gamma)
+    _assistant(draft, gamma)
     with bar("transformers") as report:
         plain, drafted = by_transformers(
             target, draft, prompts, sampling, settings.max_new_tokens, settings.seed, report
@@ -124,6 +126,7 @@ def _from_server(
     rows: Sequence[Row],
     prompts: Sequence[Tensor],
     sampling: Sampling,
+    gamma: int,
 ) -> Engine:
     """Ask one prompt after another; without the draft too, in turn, where such a server is."""
     plain = [] if settings.url_plain is None else [Server(settings.url_plain, settings.timeout)]
@@ -146,7 +149,7 @@ def _from_server(
                         target.tokenizer,
                         target.eos_ids,
                         row.id,
-                        gamma=settings.gamma if k == len(servers) - 1 else None,
+                        gamma=gamma if k == len(servers) - 1 else None,
                     )
                 found[k].append(one)
             report(i + 1, len(prompts))
@@ -196,6 +199,21 @@ def _question(
     )
 
 
+def exported_gamma(draft: TransformersModel) -> int:
+    """Return the γ that `export` wrote where transformers looks for it.
+
+    Raises:
+        UserError: there is none.
+    """
+    found: int | None = getattr(draft.module.generation_config, "num_assistant_tokens", None)
+    if found is None:
+        raise UserError(
+            f"--gamma is missing, and {draft.name} names none: give it, or a folder that export "
+            "wrote"
+        )
+    return found
+
+
 def _assistant(draft: TransformersModel, gamma: int) -> None:
     """Check that transformers will draft as asked: it reads γ from the draft's own settings.
 
@@ -211,9 +229,10 @@ def _assistant(draft: TransformersModel, gamma: int) -> None:
     for name, value in wanted.items():
         found = getattr(own, name, None)
         if found != value:
+            other = f"give --gamma {found}, or " if found and name == "num_assistant_tokens" else ""
             raise UserError(
                 f"{draft.name}: its generation_config.json has {name} {found}, and {value} is "
-                f"needed: export it with --gamma {gamma}"
+                f"needed: {other}export it with --gamma {gamma}"
             )
 
 

@@ -8,7 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.commands import llama_cpp
-from distillspec.commands.asking import Engine, ask_engine, check_engine, check_room, longest
+from distillspec.commands.asking import (
+    Engine,
+    ask_engine,
+    check_engine,
+    check_room,
+    exported_gamma,
+    longest,
+)
 from distillspec.commands.audit import audited, check_tolerance
 from distillspec.commands.pairs import (
     answer_all,
@@ -41,7 +48,9 @@ from distillspec.tasks import Row
 
 def run(settings: CheckExport) -> dict[str, Any]:
     """Run the prompts through the engine and hold what it did against the forecast."""
-    at_least(1, settings, "gamma", "limit", "max_new_tokens", "batch_size")
+    at_least(1, settings, "limit", "max_new_tokens", "batch_size")
+    if settings.gamma is not None:
+        at_least(1, settings, "gamma")
     check_tolerance(settings.tolerance)
     if settings.timeout <= 0:
         raise UserError(f"--timeout {settings.timeout:g}: expected more than 0 seconds")
@@ -56,13 +65,14 @@ def run(settings: CheckExport) -> dict[str, Any]:
     target, draft = load_both(
         settings.target, settings.draft, dtype=settings.dtype, device=settings.device
     )
+    gamma = exported_gamma(draft) if settings.gamma is None else settings.gamma
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
     length = longest(target, prompts, settings.max_new_tokens)
     check_room(target.name, target.context, length)
     causes = _before(settings, target, draft, length)
     answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
     promised = TargetOutputs.of(prompts, answers, sampling)
-    engine = ask_engine(settings, target, draft, rows, prompts, sampling)
+    engine = ask_engine(settings, target, draft, rows, prompts, sampling, gamma=gamma)
     law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
     enough = long_enough(engine.drafted)
     if not enough:
@@ -75,7 +85,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
         promised,
         rules,
         rule=rule,
-        gamma=settings.gamma,
+        gamma=gamma,
         batch_size=settings.batch_size,
     )
     greedy = None

@@ -94,8 +94,8 @@ class CheckExport:
     """Folder or hub name of the target."""
     prompts: str
     """Prompt file, task, or TASK=FILE; use prompts that the draft was not trained on."""
-    gamma: int
-    """Drafted tokens per block, as served."""
+    gamma: int | None = None
+    """Drafted tokens per block, as served; leave out for the γ the folder was exported with."""
     engine: Literal["transformers", "vllm", "llama.cpp", "outputs"] = "transformers"
     """Where the pair runs: transformers in this process; a vLLM or llama.cpp server at --url that
     nobody else asks meanwhile; or anywhere else, and --outputs has what it did."""

@@ -48,6 +48,8 @@ class Form:
     """All domains of the task; none where it has none."""
     chosen: Sequence[str] | None
     """The subsets asked for; None for all."""
+    judged: bool
+    """Whether answers are held against the target, so that every row must have one."""
 
     def row(
         self, record: Mapping[str, Any], columns: Columns, fallback: str, subset: str | None
@@ -76,7 +78,7 @@ class Form:
         row_id = id_of(found, columns.id)
         text = text_of(_value(record, columns.input), columns.input)
         if self.continuation is None:
-            target = text_of(_value(record, columns.target), columns.target)
+            target = self._target(record, columns.target)
             return Row(row_id, self.prompt.replace("{input}", text), target, domain)
         words = text.split()
         begun, rest = words[: self.continuation], words[self.continuation :]
@@ -93,6 +95,10 @@ class Form:
             return self.row(object_of(text), columns, f"{path.name}:{number}", None)
         except InvalidRowError as error:
             return Problem(path, number, str(error))
+
+    def _target(self, record: Mapping[str, Any], column: str) -> str | None:
+        value = _value(record, column, None if self.judged else "")
+        return text_of(value, column) if self.judged or value else None
 
     def _domain(self, subset: str) -> str:
         for domain in self.domains:

@@ -168,7 +168,8 @@ class Task:
 
     @property
     def _form(self) -> Form:
-        return Form(self.prompt, self.continuation, self.domains, self.chosen)
+        judged = self.metric != "none"
+        return Form(self.prompt, self.continuation, self.domains, self.chosen, judged)
 
     def _drawn(self, rows: list[Row], where: str, limit: int | None, seed: int) -> list[Row]:
         if limit is not None and limit < 1:
