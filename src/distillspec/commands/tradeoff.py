@@ -7,12 +7,11 @@ from typing import Any
 
 from distillspec.commands.benchmarks import (
     Asked,
-    Benchmark,
     ask,
-    benchmark,
     check_tokens,
     clocked_rows,
     judge,
+    judged_benchmark,
 )
 from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
@@ -35,7 +34,7 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     at_least(0, settings, "max_loss")
     drafts = names_of("--draft", settings.draft)
     chosen = _settings(settings, list(drafts))
-    bench, metric = _judged_task(settings)
+    bench, metric = judged_benchmark(settings)
     device = device_of(settings.device)
     check_tokens([settings.target], settings.draft)
     store = Run.create(
@@ -80,27 +79,6 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     }
     store.write_json(RESULT, result)
     return result
-
-
-def _judged_task(settings: Tradeoff) -> tuple[Benchmark, Metric]:
-    """Read the task and its metric.
-
-    Raises:
-        UserError: it has none.
-    """
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    if bench.metric is None:
-        raise UserError(
-            f"--task {settings.task} has no metric, so that there is no quality to trade; "
-            "give a task with one"
-        )
-    return bench, bench.metric
 
 
 def _settings(settings: Tradeoff, drafts: Sequence[str]) -> list[study.Setting]:
