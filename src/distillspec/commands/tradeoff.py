@@ -16,6 +16,7 @@ from distillspec.commands.benchmarks import (
 from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
+from distillspec.commands.tables import interval
 from distillspec.commands.task_settings import Tradeoff
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -129,12 +130,11 @@ def tell(result: dict[str, Any]) -> str:
     ]
     for index, one in enumerate(result["points"]):
         epsilon = "" if one["epsilon"] is None else f" {one['epsilon']:g}"
-        change, time = one["quality_difference"], one["relative_latency"]
         cells = [
             f"{one['draft']} · {one['lenience']}{epsilon}".ljust(36),
             f"{one['quality']['value']:<{width}.1f}",
-            f"{change['value']:+.1f} [{change['low']:+.1f}, {change['high']:+.1f}]".ljust(20),
-            f"{time['value']:.2f} [{time['low']:.2f}, {time['high']:.2f}]".ljust(20),
+            interval(one["quality_difference"], 1, "+").ljust(20),
+            interval(one["relative_latency"]).ljust(20),
             f"{one['relative_latency_per_token']['value']:7.2f}",
             f"{one['tau']['value']:6.2f}",
             "← picked" if index == result["pick"]["point"] else "",
