@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,9 @@ from distillspec.models.text import Tokenizer
 
 PROBE = "It cost 12.50 €, naïvely; 東京 🙂\n\tdef f(x): return x ** 2  # user assistant"
 """A text that few tokenizers cut alike."""
+
+CHAT = "What is speculative decoding?"
+"""A message to hold two chat templates against each other by."""
 
 Job = TypeVar("Job")
 
@@ -92,6 +95,27 @@ def check_tokenizer(server: Server, model: ServedModel, tokenizer: Tokenizer) ->
             f"{PROBE[:8]!r}… it makes {theirs[:4]}…, and --target makes {ours[:4]}…; give --target "
             "the folder or hub name of the served model"
         )
+
+
+def renders_otherwise(
+    tokenizer: Tokenizer, rendered: Callable[[Sequence[Mapping[str, str]]], Sequence[int]]
+) -> bool | None:
+    """Hold the ids that a server makes of a chat against the target's.
+
+    Args:
+        tokenizer: The target's.
+        rendered: Asks the server for the ids of messages.
+
+    Returns:
+        None where the target knows no chats, or the server cannot be asked.
+    """
+    if not tokenizer.chat:
+        return None
+    try:
+        theirs = rendered([{"role": "user", "content": CHAT}])
+    except (NoSuchPathError, KeyError, TypeError):
+        return None
+    return list(theirs) != tokenizer.prompt(CHAT).tolist()
 
 
 def check_answer(answer: Answer, tokenizer: Tokenizer, ends: Sequence[int], *, where: str) -> None:
