@@ -16,6 +16,7 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.assisted import generate
+from distillspec.models.seeds import row_seed
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import Report
 from distillspec.studies.serving import Answered
@@ -48,7 +49,7 @@ def by_transformers(
                     prompt,
                     sampling=sampling,
                     max_new_tokens=max_new_tokens,
-                    seed=seed * 1_000_003 + i,
+                    seed=row_seed(seed, i),
                 )
             into.append(
                 Answered(

@@ -22,6 +22,7 @@ from distillspec.math.processors import Processor
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.models.seeds import row_seed
 from distillspec.training.cache import states_of
 
 ROWS = 256
@@ -129,8 +130,7 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 def seeded(seed: int, count: int) -> list[Generator]:
     """Make one generator per prompt, so that a prompt's output depends on its index alone."""
-    # Whole numbers have no limit in Python; torch's seeds have.
-    return [Generator().manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(count)]
+    return [Generator().manual_seed(row_seed(seed, i)) for i in range(count)]
 
 
 def complete_all(
