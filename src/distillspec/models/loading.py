@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from distillspec.errors import UserError
+from distillspec.errors import UserError, first_line
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
 from distillspec.models.saving import find_kept, read_kept
@@ -290,6 +290,7 @@ def _explained(place: Place, what: str) -> Iterator[None]:
         with quiet():
             yield
     except _UNREADABLE as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         away = "" if Path(place.source).exists() else "no such folder is here, and the hub says: "
-        raise UserError(f"cannot read the {what} of {place.name}: {away}{first}") from error
+        raise UserError(
+            f"cannot read the {what} of {place.name}: {away}{first_line(error)}"
+        ) from error

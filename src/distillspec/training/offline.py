@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from distillspec.errors import UserError, differences
+from distillspec.errors import UserError, differences, first_line
 from distillspec.files import write_whole
 from distillspec.math.partial import Known, known_of
 from distillspec.models.protocol import Batch, LanguageModel
@@ -296,5 +296,4 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: damaged, or no shard of a cache: {first}") from error
+        raise UserError(f"{path}: damaged, or no shard of a cache: {first_line(error)}") from error
