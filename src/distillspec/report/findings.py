@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 from matplotlib.figure import Figure
 
 from distillspec.report import style
-from distillspec.report.html import inline
+from distillspec.report.html import inline, template
 from distillspec.report.reading import Interval, interval, short_names
 from distillspec.report.style import WIDTH, arms, looks_of
 from distillspec.report.tables import Drawing, Table, table
@@ -116,14 +115,7 @@ def page(
     target.mkdir(parents=True, exist_ok=True)
     drawn = {one.number: style.svg(one.figure) for one in findings if one.figure is not None}
     shown = [_shown(one, drawn.get(one.number)) for one in findings]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("distillspec.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template("findings.html.j2").render(
+    text = template("findings.html.j2").render(
         study=study,
         findings=shown,
         failed=failed,
