@@ -7,7 +7,7 @@ import json
 import gguf
 import pytest
 import torch
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import logging
 
 from distillspec.errors import UserError
-from distillspec.models import load, load_tokenizer, loading, saving, wrap
+from distillspec.models import load, load_tokenizer, places, saving, wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers, trim
 from support import (
@@ -169,19 +169,44 @@ def test_a_run_directory_in_place_of_its_draft_is_told_where_the_draft_is(tmp_pa
     assert str(caught.value).endswith(f"did you mean {tmp_path / 'draft'}?")
 
 
-def test_a_name_with_no_folder_is_told_that_it_was_sought_on_the_hub(monkeypatch):
-    """A misspelt `drafts/kd` was told of a connection to the hub alone."""
-    monkeypatch.setattr("distillspec.models.loading.AutoConfig", Unreachable)
-    with pytest.raises(UserError, match="no such folder is here, and the hub says: no connection"):
+class Refused(HfHubHTTPError):
+    """An answer of the hub, whatever its constructor takes in this version."""
+
+    def __init__(self):
+        Exception.__init__(self, "404")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "patient"),
+    [(Exception("no connection"), "no connection", 0), (Refused(), "no such model", 1)],
+)
+def test_a_name_with_no_folder_is_sought_on_the_hub_without_waiting_for_a_network(
+    monkeypatch, raised, told, patient
+):
+    """A misspelt `drafts/kd` was told of after 25 seconds, and of a connection alone."""
+    asked = []
+
+    def metadata(url):
+        assert url.endswith("/drafts/kd/resolve/main/config.json")
+        raise raised
+
+    def config(source):
+        asked.append(source)
+        raise OSError("no such model")
+
+    monkeypatch.setattr(places, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(places.AutoConfig, "from_pretrained", config)
+    with pytest.raises(UserError, match=f"no such folder is here, and the hub gave none: {told}"):
         load("drafts/kd")
+    assert len(asked) == patient
 
 
-class Unreachable:
-    """Stands for AutoConfig without a network."""
-
-    @staticmethod
-    def from_pretrained(source):
-        raise OSError("no connection")
+def test_a_model_of_the_hub_that_is_here_is_not_asked_for_twice(monkeypatch, tmp_path):
+    """Without a network it loads as before."""
+    monkeypatch.setattr(places, "try_to_load_from_cache", lambda *_: str(tmp_path))
+    monkeypatch.setattr(places, "get_hf_file_metadata", None)  # a call would be a TypeError
+    monkeypatch.setattr(places.AutoConfig, "from_pretrained", lambda source: source)
+    assert places.read_config(places.find_place("org/here")) == "org/here"
 
 
 def test_damaged_folders_are_told_in_one_line(tmp_path):
@@ -266,7 +291,7 @@ def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
 
 def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(places, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(
         UserError, match=r"needs the package gguf: pip install 'distillspec\[gguf\]'"
     ):

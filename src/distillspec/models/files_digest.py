@@ -10,7 +10,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from distillspec.errors import UserError
-from distillspec.models.loading import find_place
+from distillspec.models.places import find_place
 
 BLOCKS, BLOCK = 1024, 4096
 """Blocks hashed per file of weights, and bytes per block: 4 MiB of any file."""
