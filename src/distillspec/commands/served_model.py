@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from distillspec.commands.served import Answer, NoSuchPathError, Server
 from distillspec.errors import UserError
-from distillspec.models.text import Tokenizer
+from distillspec.models.text import UNSURE, Tokenizer
 
 PROBE = "It cost 12.50 €, naïvely; 東京 🙂\n\tdef f(x): return x ** 2  # user assistant"
 """A text that few tokenizers cut alike."""
@@ -144,7 +144,7 @@ def check_answer(answer: Answer, tokenizer: Tokenizer, ends: Sequence[int], *, w
 
 
 def _bare(text: str) -> str:
-    return text.replace("\ufffd", "").strip()
+    return text.replace(UNSURE, "").strip()
 
 
 def ask_all(
