@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def run(settings: Export) -> dict[str, Any]:
     check_same(tokenizer.vocabulary, draft.tokenizer.vocabulary, names=names)
     own = shape_of(settings.draft)
     check_kinds(shape.encoder_decoder, own.encoder_decoder, names=names)
-    with checkpoint.whole(settings.out, "export") as partial:
+    with checkpoint.whole(settings.out, owner_of(settings.out)) as partial:
         exported = export_draft(
             draft,
             partial,
@@ -76,6 +77,11 @@ def run(settings: Export) -> dict[str, Any]:
             *_of_sizes(exported, own, shape),
         ],
     }
+
+
+def owner_of(out: Path) -> str:
+    """Return by what an export's own leftovers are told from those of others beside it."""
+    return f"export-{sha256(out.name.encode()).hexdigest()[:12]}"
 
 
 def _gamma(settings: Export, measured: Mapping[str, Any] | None) -> int:
