@@ -120,7 +120,7 @@ def panels(found: Sequence[Panel], xlabel: str, ylabel: str, *, even: float) -> 
     names = list(dict.fromkeys(line.name for line in every))
     short = short_names(names)
     places = {x for line in every for x in line.x}
-    step = 0.04 * (max(places) - min(places) or 1.0)  # or the intervals hide one another
+    step = 0.06 * (max(places) - min(places) or 1.0)  # or the intervals hide one another
     series = list(zip(names, looks_of(names), nudges(len(names), step), strict=True))
     rows = -(-len(found) // 2)
     with style.style():
