@@ -23,6 +23,7 @@ from typing import Any
 
 from distillspec.commands.demo import packaged_target
 from distillspec.commands.pairs import prompt_ids
+from distillspec.commands.tables import interval
 from distillspec.math.rules import ratio_test
 from distillspec.math.sampling import Sampling
 from distillspec.models import load, load_pair
@@ -90,8 +91,7 @@ def main() -> int:
         row |= {"objective": name, "change": change, "budget": budget}
         alpha = change["alpha_difference"]
         print(
-            f"{name:<28}{_figures(last)}  Δα {alpha['value']:+.4f} "
-            f"[{alpha['low']:+.4f}, {alpha['high']:+.4f}]  {row['steps']} steps, "
+            f"{name:<28}{_figures(last)}  Δα {interval(alpha, 4, '+')}  {row['steps']} steps, "
             f"{row['tokens']} tokens" + (" (+ its reference)" if selects else ""),
             flush=True,
         )

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec import cli
+from distillspec.commands.tables import interval
 from distillspec.decoding import complete
 from distillspec.math.sampling import Sampling
 from distillspec.models import load_pair
@@ -143,11 +144,12 @@ def table(folder: Path) -> None:
         fit = next(one for one in row["rules"] if one["rule"] == row["rule"])
         z = f"{fit['z']:+.1f}" if fit["z"] is not None else "exact" if fit["fits"] else "not exact"
         print(
-            f"{head} {row['rule']} | {shown(row['tau_promised'])} | {shown(row['tau_served'])} "
-            f"| {z} | {told(row['audit'])} | {shown(row['tokens_per_second'], 1)} |"
+            f"{head} {row['rule']} | {interval(row['tau_promised'])} "
+            f"| {interval(row['tau_served'])} | {z} | {told(row['audit'])} "
+            f"| {interval(row['tokens_per_second'], 1)} |"
         )
         if row["audit_plain"] is not None:
-            speed, law = shown(row["tokens_per_second_plain"], 1), told(row["audit_plain"])
+            speed, law = interval(row["tokens_per_second_plain"], 1), told(row["audit_plain"])
             print(
                 f"| {row['name']}, no draft | {row['temperature']:g} | – | – | 1 | – | {law} |",
                 speed,
@@ -164,13 +166,7 @@ def told(law: dict[str, Any]) -> str:
         return (
             f"{passed} ({law['impossible']['count']} other, {law['impossible']['near_ties']} near)"
         )
-    return f"{passed}: {shown(law['likelihood'], 3, '+')} nats"
-
-
-def shown(estimate: dict[str, float], digits: int = 2, sign: str = "") -> str:
-    """Write an estimate with its interval."""
-    value, low, high = (f"{estimate[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    return f"{passed}: {interval(law['likelihood'], 3, '+')} nats"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Finding 1 (Fig. 2, C.6-C.11): the recipes against no distillation and one another."""
 
+from itertools import starmap
+
 from distillspec.commands.study_report import main
-from distillspec.report.findings import Finding, estimated, not_run
-from distillspec.report.outcome_figures import Dots, dots
+from distillspec.report.findings import Curve, Finding, Panel, estimated, not_run, panels
 from distillspec.report.reading import interval
 from distillspec.studies.findings import counts_of, labels_of, outcome, place, tally
 from distillspec.studies.results import Results
@@ -14,9 +15,14 @@ CLAIM = (
 GENERATED, WHITE_BOX = ("imitkd", "fdistill", "gkd"), ("supervised_kd", "imitkd", "fdistill", "gkd")
 
 
+def curve(recipe, points):
+    """Join a recipe's gains over γ."""
+    return Curve(recipe, *zip(*sorted(points), strict=True))
+
+
 def finding(results: Results) -> Finding:
     """Compare the recipes of step `distilled` in the cells of `measured`, paired by prompt."""
-    gains, generated, white_box, rows, places, panels = [], [], [], [], [], []
+    gains, generated, white_box, rows, points = [], [], [], [], {}
     for row in results.of("measured"):
         by = {
             one: counts_of(row, "distilled", recipe=one)
@@ -26,12 +32,13 @@ def finding(results: Results) -> Finding:
         raw = counts_of(row, "draft")
         if raw is None or not found:
             continue
-        where = place(row["axes"])
+        where, gamma = place(row["axes"]), row["examples"][0]["gamma"]
+        panel = place({axis: label for axis, label in row["axes"].items() if axis != "gamma"})
         for recipe, counts in found.items():
             gains.append(counts.tau_above(raw))
             rows.append((where, recipe, estimated(counts.tau, 2), estimated(gains[-1])))
-            places.append(f"{where} {recipe}")
-            panels.append((interval(gains[-1]),))
+            drawn = points.setdefault(panel, {}).setdefault(recipe, [])
+            drawn.append((gamma, interval(gains[-1])))
         if "supervised_kd" in found:
             generated += [
                 found[one].tau_above(found["supervised_kd"]) for one in GENERATED if one in found
@@ -54,7 +61,12 @@ def finding(results: Results) -> Finding:
         + ".",
         ("measured", "recipe", "τ", "τ over no distillation"),
         tuple(rows),
-        dots(places, ["τ gain"], [Dots("τ over no distillation", tuple(panels), even=0.0)]),
+        panels(
+            [Panel(title, tuple(starmap(curve, by.items()))) for title, by in points.items()],
+            "γ, drafted tokens per block",
+            "τ over no distillation",
+            even=0.0,
+        ),
     )
 
 

@@ -49,6 +49,7 @@ def examples(key, calls):
             "id": str(i),
             "tokens": 10,
             "alpha_sum": 10.0 - calls,
+            "gamma": 3,
             "calls": calls + 0.01 * (i % 3),
         }
         for i in range(PROMPTS)
@@ -108,6 +109,8 @@ def test_recipes_are_held_against_one_another():
     assert "generated data over Supervised KD: above 0 in 3 of 3" in found.sentence
     assert "white-box over SeqKD: above 0 in 4 of 4" in found.sentence
     assert len(found.rows) == 5
+    (axes,) = (one for one in found.figure.axes if one.get_visible())
+    assert axes.get_title("left") == "T=1"
     worse = recipes(seqkd=4.8, supervised_kd=4.2, imitkd=4.3)
     assert finding("f01", [measured(worse)]).outcome == "does not hold"
     equal = recipes(seqkd=4.8, supervised_kd=4.3, imitkd=4.3)

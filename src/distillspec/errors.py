@@ -13,6 +13,11 @@ class UserError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Say what `name` was meant to be: the nearest of `names`, or all of them if none is near."""
     choices = list(names)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from distillspec.commands.card import card
-from distillspec.commands.export import tell
+from distillspec.commands.export import owner_of, tell
 from distillspec.models import load, wrap
 from distillspec.models.exporting import Exported
+from distillspec.training import checkpoint
 from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
 
@@ -21,6 +22,22 @@ def exported(capsys, draft, target, out, *flags):
     )
     assert code == 0, err
     return found
+
+
+def test_two_exports_side_by_side_leave_one_another_alone(tmp_path):
+    """The second removed what the first had written so far, as a leftover of its own."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    with checkpoint.whole(first, owner_of(first)) as partial:
+        (partial / "weights").write_text("half")
+        with checkpoint.whole(second, owner_of(second)):
+            pass
+        assert (partial / "weights").exists()
+    stale = tmp_path / f"a.{owner_of(first)}.partial"
+    first.rename(stale)  # as a kill leaves it
+    with checkpoint.whole(first, owner_of(first)):
+        pass
+    assert not stale.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_a_trimmed_head_is_told_of(capsys, tmp_path):

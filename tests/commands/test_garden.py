@@ -53,6 +53,12 @@ def test_ways_that_cannot_be_are_refused(capsys, task, ways, said):
     assert said in refused(capsys, *task, "--ways", ways)
 
 
+def test_a_task_without_a_metric_is_refused_before_a_model_is_loaded(capsys, tmp_path, task):
+    (tmp_path / "say.toml").write_text(TASK.replace('"bleu"', '"none"'))
+    message = refused(capsys, *task, "--ways", "a=nowhere")
+    assert "has no metric, so that there is no quality to compare" in message
+
+
 def test_a_draft_of_the_other_kind_is_refused(capsys, tmp_path, task):
     big, other = saved(tmp_path / "big"), saved(tmp_path / "other", "t5")
     message = refused(capsys, *task, "--ways", f"both={big}+{other}")

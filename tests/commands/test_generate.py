@@ -278,6 +278,13 @@ def test_the_unfinished_file_survives_a_full_disk(tmp_path, monkeypatch):
     assert not (tmp_path / "a.jsonl").exists()
 
 
+def test_a_setting_of_then_that_is_none_now_is_another_run(tmp_path):
+    """Rows of `--min-p 0.1` were gone on with where the flag was left out the second time."""
+    Unfinished(tmp_path / "a.jsonl", {"seed": 0, "min_p": 0.1}).add([(0, {"x": 0})])
+    with pytest.raises(UserError, match="min_p was 0.1 and is None"):
+        Unfinished(tmp_path / "a.jsonl", {"seed": 0})
+
+
 def test_tell_says_what_a_position_costs():
     result = {"out": "a", "prompts": 1, "tokens": 4, "stopped": 0, "ids": "sampled",
               "cache": {"folder": "c", "positions": 4, "k": 64, "bytes": 1040}}  # fmt: skip

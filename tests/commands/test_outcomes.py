@@ -323,7 +323,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--task", "NONE"], "has no metric, so that there is no quality to trade"),
+        (["--task", "NONE"], "has no metric, so that there is no quality to compare"),
         (["--epsilons", "0.5,2"], "2"),
         (["--max-loss", "-1"], "--max-loss"),
         (["--draft", "a,a"], "each once"),

@@ -52,6 +52,16 @@ def test_of_a_large_file_blocks_are_read_the_ends_among_them(tmp_path, folder, p
     assert files_digest(tmp_path / "copy") == before
 
 
+@pytest.mark.parametrize("text", ["{", "7", '["a"]'])
+def test_a_damaged_config_is_told_in_one_line(tmp_path, folder, text):
+    """`study status` died of a traceback."""
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json: damaged, or not there") as caught:
+        files_digest(tmp_path / "copy")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_without_weights_or_not_here_is_refused(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "model.safetensors").unlink()

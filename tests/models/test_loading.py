@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import logging
 
 from distillspec.errors import UserError
-from distillspec.models import load, load_tokenizer, loading, saving, wrap
+from distillspec.models import load, load_tokenizer, places, saving, wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers, trim
 from support import (
@@ -169,21 +169,6 @@ def test_a_run_directory_in_place_of_its_draft_is_told_where_the_draft_is(tmp_pa
     assert str(caught.value).endswith(f"did you mean {tmp_path / 'draft'}?")
 
 
-def test_a_name_with_no_folder_is_told_that_it_was_sought_on_the_hub(monkeypatch):
-    """A misspelt `drafts/kd` was told of a connection to the hub alone."""
-    monkeypatch.setattr("distillspec.models.loading.AutoConfig", Unreachable)
-    with pytest.raises(UserError, match="no such folder is here, and the hub says: no connection"):
-        load("drafts/kd")
-
-
-class Unreachable:
-    """Stands for AutoConfig without a network."""
-
-    @staticmethod
-    def from_pretrained(source):
-        raise OSError("no connection")
-
-
 def test_damaged_folders_are_told_in_one_line(tmp_path):
     def fresh(name):
         tiny("llama").save(tmp_path / name)
@@ -266,7 +251,7 @@ def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
 
 def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(places, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(
         UserError, match=r"needs the package gguf: pip install 'distillspec\[gguf\]'"
     ):

@@ -6,7 +6,7 @@ import pytest
 from markupsafe import Markup
 
 from distillspec.report.reading import Interval
-from distillspec.report.tables import NOT_MEASURED, estimate, fixed, plain, table
+from distillspec.report.tables import NOT_MEASURED, brief, estimate, fixed, table
 
 
 def test_cells_of_text_are_escaped_and_markup_is_kept() -> None:
@@ -33,5 +33,5 @@ def test_zero_has_no_sign() -> None:
 
 
 def test_what_was_not_measured_says_so() -> None:
-    assert estimate(None, 2) == fixed(None, 2) == plain(None) == NOT_MEASURED
-    assert plain(0.5) == "0.5"
+    assert estimate(None, 2) == fixed(None, 2) == brief(None) == NOT_MEASURED
+    assert brief(0.5) == "0.5"

@@ -130,6 +130,20 @@ def test_a_stale_cache_is_refused_and_what_differs_is_named(tmp_path, changes, t
     assert str(caught.value).count(" and is ") == 1  # and nothing else
 
 
+def test_a_setting_of_then_that_is_none_now_is_a_difference(tmp_path):
+    """A cache made with a penalty took answers without one, and still said it had the penalty."""
+    make_cache(tmp_path / "c", origin(sampling={**SAMPLING, "repetition_penalty": 1.3}))
+    with pytest.raises(UserError, match="repetition_penalty was 1.3 and is None"):
+        make_cache(tmp_path / "c", origin())
+
+
+def test_a_sampler_with_a_list_is_the_same_when_it_is_read_back(tmp_path):
+    """`generate --cache --stop-strings` could not be gone on with: a tuple is a list on file."""
+    made = origin(sampling={**SAMPLING, "stop_strings": ("a", "b")})
+    make_cache(tmp_path / "c", made)
+    assert make_cache(tmp_path / "c", made).origin.fingerprint == made.fingerprint
+
+
 def test_a_moved_target_is_the_same_target_and_its_cache_goes_on(tmp_path):
     filled(tmp_path / "c")
     cache = make_cache(tmp_path / "c", origin(target="elsewhere"))

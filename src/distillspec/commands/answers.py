@@ -16,6 +16,7 @@ from distillspec.errors import UserError
 from distillspec.math.partial import Known
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.seeds import row_seed
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import complete_all, logprobs, seeded
 from distillspec.tasks import Row
@@ -160,7 +161,7 @@ class Served:
                 prompts[i].tolist(),
                 sampling=self._sampling,
                 max_tokens=room,
-                seed=(settings.seed * 1_000_003 + i) % 2**31,
+                seed=row_seed(settings.seed, i, bits=31),
                 stop=self._ends,
                 top=1 if cache is None else cache.origin.k,
                 sleep=sleep,

@@ -19,6 +19,7 @@ from distillspec.commands.serving_settings import CheckExport
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.seeds import row_seed
 from distillspec.studies.serving import Answered
 from distillspec.tasks import Row
 
@@ -182,7 +183,7 @@ def _question(
     i: int,
 ) -> Callable[[Server], Answer]:
     """Return what asks a server for the answer to a prompt, in its engine's protocol."""
-    seed, limit = (settings.seed * 1_000_003 + i) % 2**31, settings.max_new_tokens
+    seed, limit = row_seed(settings.seed, i, bits=31), settings.max_new_tokens
     ids, name = prompt.tolist(), model.name
     if settings.engine == "llama.cpp":
         return partial(

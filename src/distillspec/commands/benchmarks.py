@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.commands.pairs import prompt_ids
+from distillspec.commands.study_settings import Garden
+from distillspec.commands.task_settings import Tradeoff
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.models import load_tokenizer
@@ -99,6 +101,27 @@ def benchmark(
     if shots:
         with_shots(task, rows, training, count=shots, seed=seed)  # likewise an example
     return Benchmark(task, metric, tuple(rows), length, shots, tuple(training), seed)
+
+
+def judged_benchmark(settings: Garden | Tradeoff) -> tuple[Benchmark, Metric]:
+    """Read the task that the flags name, where ways to decode it are compared by quality.
+
+    Raises:
+        UserError: as `benchmark`; and if the task has no metric.
+    """
+    bench = benchmark(
+        settings.task,
+        settings.data,
+        limit=settings.limit,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+    )
+    if bench.metric is None:
+        raise UserError(
+            f"--task {settings.task} has no metric, so that there is no quality to compare; give "
+            "a task with one"
+        )
+    return bench, bench.metric
 
 
 def ask(bench: Benchmark, model: TransformersModel) -> Asked:

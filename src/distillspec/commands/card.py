@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distillspec.commands.tables import interval
 from distillspec.errors import UserError
 from distillspec.models.exporting import Exported
 from distillspec.studies.store import read_run
@@ -113,18 +114,18 @@ def _measured(gamma: int, measured: Mapping[str, Any] | None) -> list[str]:
     sampler = f"T = {measured['temperature']:g}"
     row = next((row for row in measured["gammas"] if row["gamma"] == gamma), None)
     lines = [
-        f"- α {_interval(alpha)}; rule: {measured['rule']}; {sampler}; "
+        f"- α {interval(alpha, 3)}; rule: {measured['rule']}; {sampler}; "
         f"{measured['prompts']} prompts, {measured['tokens']} tokens",
     ]
     if row is None:
         lines.append(f"- τ at γ = {gamma}: not measured")
     else:
-        lines.append(f"- τ at γ = {gamma}, exact forecast: {_interval(row['tau_forecast'])}")
+        lines.append(f"- τ at γ = {gamma}, exact forecast: {interval(row['tau_forecast'], 3)}")
         for key, name in (
             ("tau_counted", "τ counted"),
             ("speedup_measured", "speed-up on the clock, in our own engine"),
         ):
-            said = _interval(row[key]) if key in row else "not measured"
+            said = interval(row[key], 3) if key in row else "not measured"
             lines.append(f"- {name} at γ = {gamma}: {said}")
     for key, name in (("target", "target"), ("draft", "draft"), ("command", "command")):
         if key in measured:
@@ -144,7 +145,3 @@ def _trained(trained: Mapping[str, Any] | None) -> list[str]:
     lines += [f"- {key}: {result[key]}" for key in ("steps", "tokens", "sources") if key in result]
     command = shlex.join(trained["command"])
     return [*lines, f"- command: `{command}`"]
-
-
-def _interval(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"

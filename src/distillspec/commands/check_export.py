@@ -48,18 +48,8 @@ from distillspec.tasks import Row
 
 def run(settings: CheckExport) -> dict[str, Any]:
     """Run the prompts through the engine and hold what it did against the forecast."""
-    at_least(1, settings, "limit", "max_new_tokens", "batch_size")
-    if settings.gamma is not None:
-        at_least(1, settings, "gamma")
-    check_tolerance(settings.tolerance)
-    if settings.timeout <= 0:
-        raise UserError(f"--timeout {settings.timeout:g}: expected more than 0 seconds")
-    if settings.min_speedup is not None and settings.min_speedup <= 0:
-        raise UserError(f"--min-speedup {settings.min_speedup:g}: expected more than 0")
-    check_engine(settings)
+    _check(settings)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-    rules = _rules(sampling, settings.engine)
-    rule = "ratio" if sampling.temperature == 0 else settings.rule
     rows = rows_of(settings.prompts, settings.limit, skip_invalid=False)
     # What engines load: the head whole, whatever kept_ids.json may say beside it
     target, draft = load_both(
@@ -74,24 +64,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
     promised = TargetOutputs.of(prompts, answers, sampling)
     engine = ask_engine(settings, target, draft, rows, prompts, sampling, gamma=gamma)
     law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
-    enough = long_enough(engine.drafted)
-    if not enough:
-        raise UserError("every answer ended with its first token: there is nothing to compare")
-    served = held_against(
-        target,
-        draft,
-        [engine.prompts[i] for i in enough],
-        [engine.drafted[i] for i in enough],
-        promised,
-        rules,
-        rule=rule,
-        gamma=gamma,
-        batch_size=settings.batch_size,
-    )
-    greedy = None
-    if sampling.temperature == 0:
-        own = [one for one in promised.completions]
-        greedy = same_greedy(own, [one.ids for one in engine.drafted])
+    served = _served(settings, target, draft, promised, engine, gamma=gamma)
     causes += _after(settings, served, law, engine)
     result: dict[str, Any] = {
         "target": settings.target,
@@ -102,7 +75,9 @@ def run(settings: CheckExport) -> dict[str, Any]:
         "tokens_per_second": rate(engine.drafted),
         "tokens_per_second_plain": None if engine.plain is None else rate(engine.plain),
         "speedup": None if engine.plain is None else speedup(engine.plain, engine.drafted),
-        "same_greedy": greedy,
+        "same_greedy": same_greedy(promised.completions, [one.ids for one in engine.drafted])
+        if sampling.temperature == 0
+        else None,
         "audit": law,
         "audit_plain": None
         if engine.plain is None
@@ -116,6 +91,54 @@ def run(settings: CheckExport) -> dict[str, Any]:
         f"{interval(served['tau_promised'])} promised, and its outputs are the target's."
     )
     return result
+
+
+def _check(settings: CheckExport) -> None:
+    """Refuse flags that mean nothing, before anything is loaded.
+
+    Raises:
+        UserError: naming the flag.
+    """
+    at_least(1, settings, "limit", "max_new_tokens", "batch_size")
+    if settings.gamma is not None:
+        at_least(1, settings, "gamma")
+    check_tolerance(settings.tolerance)
+    if settings.timeout <= 0:
+        raise UserError(f"--timeout {settings.timeout:g}: expected more than 0 seconds")
+    if settings.min_speedup is not None and settings.min_speedup <= 0:
+        raise UserError(f"--min-speedup {settings.min_speedup:g}: expected more than 0")
+    check_engine(settings)
+
+
+def _served(
+    settings: CheckExport,
+    target: TransformersModel,
+    draft: TransformersModel,
+    promised: TargetOutputs,
+    engine: Engine,
+    *,
+    gamma: int,
+) -> Served:
+    """Hold the engine's counts against the forecast, on answers that have anything to count.
+
+    Raises:
+        UserError: there is no such answer.
+    """
+    enough = long_enough(engine.drafted)
+    if not enough:
+        raise UserError("every answer ended with its first token: there is nothing to compare")
+    rules = _rules(promised.sampling, settings.engine)
+    return held_against(
+        target,
+        draft,
+        [engine.prompts[i] for i in enough],
+        [engine.drafted[i] for i in enough],
+        promised,
+        rules,
+        rule=settings.rule if settings.rule in rules else "ratio",  # greedy is one rule
+        gamma=gamma,
+        batch_size=settings.batch_size,
+    )
 
 
 def _rules(sampling: Sampling, engine: str) -> dict[str, Rule]:

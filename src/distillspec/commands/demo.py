@@ -22,7 +22,7 @@ from distillspec.commands.new_draft import frequent_ids
 from distillspec.commands.pairs import load_model, prompt_ids
 from distillspec.commands.progress import bar, console
 from distillspec.commands.settings import Demo
-from distillspec.commands.tables import table
+from distillspec.commands.tables import interval, table
 from distillspec.decoding import complete
 from distillspec.errors import UserError
 from distillspec.math.rules import ratio_test
@@ -132,8 +132,7 @@ def tell(result: dict[str, Any]) -> str:
     for i, after in enumerate(result["after"]):
         lines += [table(after), after["verdict"]]
         lines += [
-            f"{name.replace('_', ' ')} to the control: {one[i]['value']:+.3f} "
-            f"[{one[i]['low']:+.3f}, {one[i]['high']:+.3f}]"
+            f"{name.replace('_', ' ')} to the control: {interval(one[i], 3, '+')}"
             for name, one in result["comparison"].items()
         ]
         lines.append("")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from distillspec.commands.served import Answer, NoSuchPathError, Server
-from distillspec.commands.served_model import ServedModel, check_answer
+from distillspec.commands.served_model import ServedModel, check_answer, renders_otherwise
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.assisted import generate
+from distillspec.models.seeds import row_seed
 from distillspec.models.text import Tokenizer
 from distillspec.studies.outputs import Report
 from distillspec.studies.serving import Answered
@@ -48,7 +49,7 @@ def by_transformers(
                     prompt,
                     sampling=sampling,
                     max_new_tokens=max_new_tokens,
-                    seed=seed * 1_000_003 + i,
+                    seed=row_seed(seed, i),
                 )
             into.append(
                 Answered(
@@ -162,16 +163,10 @@ def counters(server: Server) -> dict[str, float]:
 
 def template_differs(server: Server, model: ServedModel, tokenizer: Tokenizer) -> bool | None:
     """Say whether the server renders a chat otherwise; None where it cannot be asked."""
-    if not tokenizer.chat:
-        return None
-    text = "What is speculative decoding?"
-    body = {
-        "model": model.name,
-        "messages": [{"role": "user", "content": text}],
-        "add_generation_prompt": True,
-    }
-    try:
-        theirs = server.ask("../tokenize", body)["tokens"]
-    except (NoSuchPathError, KeyError, TypeError):
-        return None
-    return list(theirs) != tokenizer.prompt(text).tolist()
+
+    def rendered(messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        body = {"model": model.name, "messages": messages, "add_generation_prompt": True}
+        ids: Sequence[int] = server.ask("../tokenize", body)["tokens"]
+        return ids
+
+    return renders_otherwise(tokenizer, rendered)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,14 @@ from distillspec.commands.serve_lines import ENGINES, Pair, as_markdown, serve_l
 from distillspec.commands.serving_settings import Export
 from distillspec.errors import UserError, nearest
 from distillspec.models import load
-from distillspec.models.exporting import MOST_DROPPED, export_draft, shape_of, target_tokenizer
+from distillspec.models.exporting import (
+    MOST_DROPPED,
+    Exported,
+    Shape,
+    export_draft,
+    shape_of,
+    target_tokenizer,
+)
 from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
 from distillspec.training import checkpoint
@@ -31,34 +40,16 @@ def run(settings: Export) -> dict[str, Any]:
     _make_way(settings.out)
     measured = None if settings.measured is None else read_measured(settings.measured)
     trained = None if settings.trained is None else read_trained(settings.trained)
-    gamma = settings.gamma
-    if gamma is None:
-        if measured is None:
-            raise UserError("--gamma is missing; give it, or --measured, whose best γ is taken")
-        gamma = int(measured["best_gamma"])
-    at_least(1, dataclasses.replace(settings, gamma=gamma), "gamma")
+    gamma = _gamma(settings, measured)
     tokenizer, shape = target_tokenizer(settings.target), shape_of(settings.target)
     engines = _engines(settings, encoder_decoder=shape.encoder_decoder)
     console().print(f"loading {settings.draft}")
     draft = load(settings.draft, dtype=dtype_of("auto"))
-    check_same(
-        tokenizer.vocabulary, draft.tokenizer.vocabulary, names=(settings.target, settings.draft)
-    )
-    warnings = _warnings(draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
-    if measured is not None and measured["rule"] not in (MEASURED[settings.rule], "greedy"):
-        warnings.append(
-            f"what was measured is of the rule {measured['rule']}, and the pair is to be served by "
-            f"{settings.rule}: acceptance is another; measure by the one, or export with the other"
-        )
+    names = (settings.target, settings.draft)
+    check_same(tokenizer.vocabulary, draft.tokenizer.vocabulary, names=names)
     own = shape_of(settings.draft)
-    check_kinds(shape.encoder_decoder, own.encoder_decoder, names=(settings.target, settings.draft))
-    if own.context is not None and own.context < (shape.context or own.context + 1):
-        warnings.append(
-            f"the draft has positions for {own.context} tokens, fewer than the target: past them "
-            "it drafts nothing, or nonsense; limit the served length"
-        )
-    contexts = [one.context for one in (own, shape) if one.context is not None]
-    with checkpoint.whole(settings.out, "export") as partial:
+    check_kinds(shape.encoder_decoder, own.encoder_decoder, names=names)
+    with checkpoint.whole(settings.out, owner_of(settings.out)) as partial:
         exported = export_draft(
             draft,
             partial,
@@ -67,34 +58,58 @@ def run(settings: Export) -> dict[str, Any]:
             dtype=dtype_of(settings.dtype),
             gamma=gamma,
         )
-        pair = Pair(
-            target=settings.target,
-            draft=str(settings.out),
-            gamma=gamma,
-            rule=settings.rule,
-            context=min(contexts, default=None),
-            dtype=exported.dtype,
-            encoder_decoder=shape.encoder_decoder,
-        )
+        pair = _pair(settings, gamma, exported, own, shape)
         lines = serve_lines(pair)
         chosen = {name: lines[name] for name in engines}
         _write(partial / "serve.md", as_markdown(pair, chosen))
         _write(partial / "serve.json", json.dumps(chosen, indent=2, ensure_ascii=False) + "\n")
         text = card(settings.target, settings.draft, gamma, exported, measured, trained)
         _write(partial / "README.md", text)
-    if exported.dropped_mass is not None and exported.dropped_mass > MOST_DROPPED:
-        warnings.append(
-            f"the whole head gives {exported.dropped_mass:.2f} of the probability to ids that "
-            "trimming left out, and as much is lost of acceptance: export a draft with a whole head"
-        )
+    templates = (draft.tokenizer.hf.chat_template, tokenizer.hf.chat_template)
     return {
         "out": str(settings.out),
         "gamma": gamma,
         **dataclasses.asdict(exported),
         "serve": chosen,
         "measured": measured is not None,
-        "warnings": warnings,
+        "warnings": [
+            *_of_prompts_and_rule(settings, templates, measured),
+            *_of_sizes(exported, own, shape),
+        ],
     }
+
+
+def owner_of(out: Path) -> str:
+    """Return by what an export's own leftovers are told from those of others beside it."""
+    return f"export-{sha256(out.name.encode()).hexdigest()[:12]}"
+
+
+def _gamma(settings: Export, measured: Mapping[str, Any] | None) -> int:
+    """Return γ as it is given, or the best of what was measured.
+
+    Raises:
+        UserError: there is neither, or it is below 1.
+    """
+    gamma = settings.gamma
+    if gamma is None:
+        if measured is None:
+            raise UserError("--gamma is missing; give it, or --measured, whose best γ is taken")
+        gamma = int(measured["best_gamma"])
+    at_least(1, dataclasses.replace(settings, gamma=gamma), "gamma")
+    return gamma
+
+
+def _pair(settings: Export, gamma: int, exported: Exported, own: Shape, target: Shape) -> Pair:
+    contexts = [one.context for one in (own, target) if one.context is not None]
+    return Pair(
+        target=settings.target,
+        draft=str(settings.out),
+        gamma=gamma,
+        rule=settings.rule,
+        context=min(contexts, default=None),
+        dtype=exported.dtype,
+        encoder_decoder=target.encoder_decoder,
+    )
 
 
 def _engines(settings: Export, *, encoder_decoder: bool) -> tuple[str, ...]:
@@ -110,13 +125,38 @@ def _engines(settings: Export, *, encoder_decoder: bool) -> tuple[str, ...]:
     return ("transformers",)
 
 
-def _warnings(own: object, target: object) -> list[str]:
-    if own == target:
-        return []
-    return [
-        "the draft's chat template was not the target's: the target's is written, and a draft "
-        "that was trained on other prompts than it is served with accepts less"
-    ]
+def _of_prompts_and_rule(
+    settings: Export, templates: tuple[object, object], measured: Mapping[str, Any] | None
+) -> list[str]:
+    """Warn of a draft that was trained on other prompts, or measured by another rule."""
+    found = []
+    if templates[0] != templates[1]:
+        found.append(
+            "the draft's chat template was not the target's: the target's is written, and a draft "
+            "that was trained on other prompts than it is served with accepts less"
+        )
+    if measured is not None and measured["rule"] not in (MEASURED[settings.rule], "greedy"):
+        found.append(
+            f"what was measured is of the rule {measured['rule']}, and the pair is to be served by "
+            f"{settings.rule}: acceptance is another; measure by the one, or export with the other"
+        )
+    return found
+
+
+def _of_sizes(exported: Exported, own: Shape, target: Shape) -> list[str]:
+    """Warn of a draft with fewer positions than its target, or of ids that trimming left out."""
+    found = []
+    if own.context is not None and own.context < (target.context or own.context + 1):
+        found.append(
+            f"the draft has positions for {own.context} tokens, fewer than the target: past them "
+            "it drafts nothing, or nonsense; limit the served length"
+        )
+    if exported.dropped_mass is not None and exported.dropped_mass > MOST_DROPPED:
+        found.append(
+            f"the whole head gives {exported.dropped_mass:.2f} of the probability to ids that "
+            "trimming left out, and as much is lost of acceptance: export a draft with a whole head"
+        )
+    return found
 
 
 def _make_way(out: Path) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from distillspec.commands.benchmarks import Asked, Benchmark, ask, benchmark, clocked_rows, judge
+from distillspec.commands.benchmarks import (
+    Asked,
+    Benchmark,
+    ask,
+    clocked_rows,
+    judge,
+    judged_benchmark,
+)
 from distillspec.commands.pairs import at_least, device_of, load_model
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
@@ -37,19 +44,7 @@ def run(settings: Garden) -> dict[str, Any]:
     pairs = _pairs(settings.ways)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     rule = rule_of("ratio", sampling, draft_temperature=None, epsilon=None)
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    metric = bench.metric
-    if metric is None:
-        raise UserError(
-            f"--task {settings.task} has no metric, so that no quality stands against latency; "
-            "give a task with one"
-        )
+    bench, metric = judged_benchmark(settings)
     models = _models(pairs, settings)
     asked = {path: ask(bench, models[path]) for path in {pair.target for pair in pairs.values()}}
     store = Store.create(

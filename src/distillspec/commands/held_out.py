@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distillspec.commands.tables import interval
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.breakdown import calls
@@ -241,10 +242,7 @@ def moved(change: Estimate) -> bool:
 def tell(result: Mapping[str, Any]) -> Sequence[str]:
     """Say in lines whether distillation changed anything."""
     alpha, tau = result["alpha_change"], result["tau_change"]
-    changed = [
-        f"{name} {change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]"
-        for name, change in (("α", alpha), ("τ", tau))
-    ]
+    changed = f"α {interval(alpha, 3, '+')}, τ {interval(tau, 3, '+')}"
     if not (moved(alpha) or moved(tau)):
         verdict = ": no change that these prompts can show"
     elif moved(tau) and tau["high"] < 0:
@@ -254,7 +252,7 @@ def tell(result: Mapping[str, Any]) -> Sequence[str]:
     lines = [
         f"held-out α {result['alpha']['value']:.3f}, τ {result['tau']['value']:.2f} at "
         f"γ = {result['gamma']} (rule {result['rule']}, T = {result['temperature']:g}); training "
-        f"changed {', '.join(changed)}{verdict}"
+        f"changed {changed}{verdict}"
     ]
     if result["draft_step"] != result["steps"]:
         lines.append(

@@ -5,9 +5,10 @@ Its OpenAI completions tell no ids, so that nothing could be held against the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from distillspec.commands.served import Answer, NoSuchPathError, Server
+from distillspec.commands.served import Answer, Server
+from distillspec.commands.served_model import renders_otherwise
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.text import Tokenizer
@@ -68,12 +69,10 @@ def ask_llama_cpp(
 
 def template_differs(server: Server, tokenizer: Tokenizer) -> bool | None:
     """Say whether the server renders a chat otherwise; None where it cannot be asked."""
-    if not tokenizer.chat:
-        return None
-    text = "What is speculative decoding?"
-    try:
-        prompt = server.ask("../apply-template", {"messages": [{"role": "user", "content": text}]})
-        theirs = server.ask("../tokenize", {"content": prompt["prompt"]})["tokens"]
-    except (NoSuchPathError, KeyError, TypeError):
-        return None
-    return list(theirs) != tokenizer.prompt(text).tolist()
+
+    def rendered(messages: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        prompt = server.ask("../apply-template", {"messages": messages})["prompt"]
+        ids: Sequence[int] = server.ask("../tokenize", {"content": prompt})["tokens"]
+        return ids
+
+    return renders_otherwise(tokenizer, rendered)

@@ -11,7 +11,7 @@ from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.models import load_tokenizer
 from distillspec.models.text import Tokenizer
-from distillspec.studies.outputs import LoggedOutputs
+from distillspec.studies.logged import LoggedOutputs
 from distillspec.tasks import Row
 
 

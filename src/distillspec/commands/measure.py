@@ -32,8 +32,9 @@ from distillspec.settings import as_dict
 from distillspec.studies.answer import deciding, shown
 from distillspec.studies.comparison import PromptName, held_against
 from distillspec.studies.forecast import Prompts, forecast, needed
+from distillspec.studies.logged import score_logged
 from distillspec.studies.measure import Finding, Measured, Plan, measure
-from distillspec.studies.outputs import TargetOutputs, score, score_logged
+from distillspec.studies.outputs import TargetOutputs, score
 from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run
 from distillspec.studies.transcripts import examples, transcripts
 from distillspec.tasks import Row

@@ -16,7 +16,7 @@ from distillspec.commands.serving_settings import CheckExport
 from distillspec.commands.settings import Distill, Generate, Train
 from distillspec.commands.trim_settings import Trim
 from distillspec.decoding import Output
-from distillspec.errors import UserError
+from distillspec.errors import UserError, first_line
 from distillspec.math.sampling import Sampling
 from distillspec.models import load, load_pair
 from distillspec.models.adapter import TransformersModel
@@ -38,8 +38,7 @@ def device_of(setting: str) -> str:
     try:
         torch.empty(0, device=setting)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"device {setting!r} cannot be used: {first}") from error
+        raise UserError(f"device {setting!r} cannot be used: {first_line(error)}") from error
     return setting
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from distillspec.commands.served import Answer, NoSuchPathError, Server
 from distillspec.errors import UserError
-from distillspec.models.text import Tokenizer
+from distillspec.models.text import UNSURE, Tokenizer
 
 PROBE = "It cost 12.50 €, naïvely; 東京 🙂\n\tdef f(x): return x ** 2  # user assistant"
 """A text that few tokenizers cut alike."""
+
+CHAT = "What is speculative decoding?"
+"""A message to hold two chat templates against each other by."""
 
 Job = TypeVar("Job")
 
@@ -94,6 +97,27 @@ def check_tokenizer(server: Server, model: ServedModel, tokenizer: Tokenizer) ->
         )
 
 
+def renders_otherwise(
+    tokenizer: Tokenizer, rendered: Callable[[Sequence[Mapping[str, str]]], Sequence[int]]
+) -> bool | None:
+    """Hold the ids that a server makes of a chat against the target's.
+
+    Args:
+        tokenizer: The target's.
+        rendered: Asks the server for the ids of messages.
+
+    Returns:
+        None where the target knows no chats, or the server cannot be asked.
+    """
+    if not tokenizer.chat:
+        return None
+    try:
+        theirs = rendered([{"role": "user", "content": CHAT}])
+    except (NoSuchPathError, KeyError, TypeError):
+        return None
+    return list(theirs) != tokenizer.prompt(CHAT).tolist()
+
+
 def check_answer(answer: Answer, tokenizer: Tokenizer, ends: Sequence[int], *, where: str) -> None:
     """Check that the ids of an answer stand for its text.
 
@@ -120,7 +144,7 @@ def check_answer(answer: Answer, tokenizer: Tokenizer, ends: Sequence[int], *, w
 
 
 def _bare(text: str) -> str:
-    return text.replace("\ufffd", "").strip()
+    return text.replace(UNSURE, "").strip()
 
 
 def ask_all(

@@ -32,14 +32,10 @@ def difference(other: Mapping[str, Any]) -> str:
     """Write one draft against another as a line."""
     alpha, tau = other["alpha_difference"], other["tau_difference"]
     return (
-        f"{other['draft']} against {other['against']}, paired: Δα {_signed(alpha)}, "
-        f"Δτ {_signed(tau)} at γ = {other['gamma']}; τ better on {other['improved']} prompts, "
-        f"worse on {other['worsened']}"
+        f"{other['draft']} against {other['against']}, paired: Δα {interval(alpha, 3, '+')}, "
+        f"Δτ {interval(tau, 3, '+')} at γ = {other['gamma']}; τ better on {other['improved']} "
+        f"prompts, worse on {other['worsened']}"
     )
-
-
-def _signed(estimate: Mapping[str, float]) -> str:
-    return f"{estimate['value']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]"
 
 
 def interval(value: Estimate | Mapping[str, float], digits: int = 2, sign: str = "") -> str:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from distillspec.commands.settings import Train
-from distillspec.errors import UserError
+from distillspec.errors import UserError, first_line
 from distillspec.settings import as_dict
 from distillspec.studies.store import Run, read_run
 
@@ -122,8 +122,7 @@ def _explained(settings: Train) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"--tracker {settings.tracker}: {type(error).__name__}: {first}; metrics.jsonl has "
-            "every row in any case"
+            f"--tracker {settings.tracker}: {type(error).__name__}: {first_line(error)}; "
+            "metrics.jsonl has every row in any case"
         ) from error

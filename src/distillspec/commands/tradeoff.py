@@ -7,16 +7,16 @@ from typing import Any
 
 from distillspec.commands.benchmarks import (
     Asked,
-    Benchmark,
     ask,
-    benchmark,
     check_tokens,
     clocked_rows,
     judge,
+    judged_benchmark,
 )
 from distillspec.commands.pairs import at_least, device_of, load_together, names_of
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
+from distillspec.commands.tables import interval
 from distillspec.commands.task_settings import Tradeoff
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -35,7 +35,7 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     at_least(0, settings, "max_loss")
     drafts = names_of("--draft", settings.draft)
     chosen = _settings(settings, list(drafts))
-    bench, metric = _judged_task(settings)
+    bench, metric = judged_benchmark(settings)
     device = device_of(settings.device)
     check_tokens([settings.target], settings.draft)
     store = Run.create(
@@ -80,27 +80,6 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     }
     store.write_json(RESULT, result)
     return result
-
-
-def _judged_task(settings: Tradeoff) -> tuple[Benchmark, Metric]:
-    """Read the task and its metric.
-
-    Raises:
-        UserError: it has none.
-    """
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
-    if bench.metric is None:
-        raise UserError(
-            f"--task {settings.task} has no metric, so that there is no quality to trade; "
-            "give a task with one"
-        )
-    return bench, bench.metric
 
 
 def _settings(settings: Tradeoff, drafts: Sequence[str]) -> list[study.Setting]:
@@ -151,12 +130,11 @@ def tell(result: dict[str, Any]) -> str:
     ]
     for index, one in enumerate(result["points"]):
         epsilon = "" if one["epsilon"] is None else f" {one['epsilon']:g}"
-        change, time = one["quality_difference"], one["relative_latency"]
         cells = [
             f"{one['draft']} · {one['lenience']}{epsilon}".ljust(36),
             f"{one['quality']['value']:<{width}.1f}",
-            f"{change['value']:+.1f} [{change['low']:+.1f}, {change['high']:+.1f}]".ljust(20),
-            f"{time['value']:.2f} [{time['low']:.2f}, {time['high']:.2f}]".ljust(20),
+            interval(one["quality_difference"], 1, "+").ljust(20),
+            interval(one["relative_latency"]).ljust(20),
             f"{one['relative_latency_per_token']['value']:7.2f}",
             f"{one['tau']['value']:6.2f}",
             "← picked" if index == result["pick"]["point"] else "",

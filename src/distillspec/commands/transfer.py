@@ -23,6 +23,7 @@ from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies import transfer as study
+from distillspec.studies.answer import at_gamma
 from distillspec.studies.comparison import PromptName
 from distillspec.studies.measure import Measured, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, complete_all, seeded
@@ -143,7 +144,7 @@ def tell(result: dict[str, Any]) -> str:
     ]
     for cell in result["cells"]:
         for one in cell["measurements"]:
-            best = next(row for row in one["gammas"] if row["gamma"] == one["best_gamma"])
+            best = at_gamma(one["gammas"], one["best_gamma"])
             gain = best.get("speedup_measured", best["speedup_forecast"])
             how = "measured" if "speedup_measured" in best else "forecast"
             lines.append(

@@ -25,7 +25,7 @@ from distillspec.math.rules import ratio_test
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.surgery import most_frequent_ids, with_special
-from distillspec.studies.answer import Measurement
+from distillspec.studies.answer import Measurement, at_gamma
 from distillspec.studies.estimates import ratio
 from distillspec.studies.forecast import Prompts, forecast
 from distillspec.studies.outputs import TargetOutputs
@@ -106,7 +106,7 @@ def _row(
     mine, result = found[name], results[name]
     lengths = mine.scores.lengths
     lost = found[WHOLE].scores.alpha_sums - mine.scores.alpha_sums
-    best = next(row for row in result["gammas"] if row["gamma"] == result["best_gamma"])
+    best = at_gamma(result["gammas"], result["best_gamma"])
     return {
         "keep_ids": None if kept is None else int(name),
         "kept_ids": whole if kept is None else len(kept),

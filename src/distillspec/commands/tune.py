@@ -26,6 +26,7 @@ from distillspec.commands.pairs import (
 from distillspec.commands.plans import distill_recipe
 from distillspec.commands.progress import training_bar
 from distillspec.commands.study_settings import Tune
+from distillspec.commands.tables import interval
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
@@ -258,14 +259,11 @@ def tell(result: Mapping[str, Any]) -> str:
     lines = [f"{'recipe':<48} {'rungs':>5} {'steps':>6}  τ (choosing prompts)"]
     done = [one for one in result["candidates"] if one["rungs"]]
     for one in sorted(done, key=lambda c: (-c["rungs"], -c["tau"]["value"])):
-        tau = one["tau"]
         lines.append(
-            f"{one['name']:<48} {one['rungs']:>5} {one['steps']:>6}  "
-            f"{tau['value']:.3f} [{tau['low']:.3f}, {tau['high']:.3f}]"
+            f"{one['name']:<48} {one['rungs']:>5} {one['steps']:>6}  {interval(one['tau'], 3)}"
         )
     lines += [f"failed: {name}: {why}" for name, why in result["failed"].items()]
     lines += [f"left out: {name}: {why}" for name, why in result["left_out"].items()]
-    change = result["tau_difference"]
     judged = {
         "better": f"{result['winner']} beats {result['against']}",
         "worse": f"{result['winner']} is worse than {result['against']}",
@@ -273,8 +271,8 @@ def tell(result: Mapping[str, Any]) -> str:
     }[result["better"]]
     lines.append(
         f"{judged} on {result['prompts_judging']} other prompts: τ {result['tau']['value']:.3f} "
-        f"against {result['tau_against']['value']:.3f}, difference {change['value']:+.3f} "
-        f"[{change['low']:+.3f}, {change['high']:+.3f}], after {result['seconds_each']:.0f} s of "
+        f"against {result['tau_against']['value']:.3f}, difference "
+        f"{interval(result['tau_difference'], 3, '+')}, after {result['seconds_each']:.0f} s of "
         f"training each ({result['stopped']})"
     )
     lines += ["", yaml.safe_dump(result["config"], sort_keys=False).rstrip(), ""]

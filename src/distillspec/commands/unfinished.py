@@ -78,7 +78,9 @@ class Unfinished:
             raise UserError(
                 f"{self.path}: not what an interrupted run leaves; remove it, or give another --out"
             ) from error
-        stale = differences(recorded, json.loads(json.dumps(dict(belongs))))
+        wanted = json.loads(json.dumps(dict(belongs)))
+        # A setting of then that is none now, such as --min-p left out, differs too
+        stale = differences(recorded, {**dict.fromkeys(recorded), **wanted})
         if stale and self.rows:
             raise UserError(
                 f"{self.path} has {len(self.rows)} rows of another run ({'; '.join(stale)}); give "

@@ -120,6 +120,7 @@ def _config(target: TransformersModel, sampling: Sampling, limit: int) -> Genera
         config.temperature = sampling.temperature
         config.top_k = 0 if sampling.top_k is None else sampling.top_k
         config.top_p = sampling.top_p
+        config.min_p = sampling.min_p or None
     return config
 
 

@@ -20,9 +20,6 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 
 from distillspec.errors import UserError
 
-UNBOUNDED = 1 << 31
-"""The room of a model without a context limit, in tokens."""
-
 
 def cache_argument(module: nn.Module, name: str) -> str:
     """Say which argument of `module.forward` takes a cache.

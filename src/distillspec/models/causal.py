@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
+from distillspec.models.cache import RaggedCache, cache_argument
 from distillspec.models.lean import is_lean, lean_states
-from distillspec.models.protocol import Batch
+from distillspec.models.protocol import UNBOUNDED, Batch
 from distillspec.models.session import CachedSession, Decoder, Rows, Source, check_context
 
 

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
-from distillspec.models.loading import find_place, load_tokenizer, read_config
+from distillspec.models.loading import load_tokenizer
+from distillspec.models.places import find_place, read_config
 from distillspec.models.quiet import quiet
 from distillspec.models.text import Tokenizer
 

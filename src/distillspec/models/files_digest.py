@@ -9,8 +9,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from distillspec.errors import UserError
-from distillspec.models.loading import find_place
+from distillspec.errors import UserError, first_line
+from distillspec.models.places import find_place
 
 BLOCKS, BLOCK = 1024, 4096
 """Blocks hashed per file of weights, and bytes per block: 4 MiB of any file."""
@@ -30,7 +30,7 @@ def files_digest(path_or_name: str | Path) -> str:
         path_or_name: A local folder, a GGUF file, or a name on the hub that is on this machine.
 
     Raises:
-        UserError: if there is no such model here, or it has no weights.
+        UserError: if there is no such model here, its config is damaged, or it has no weights.
     """
     place = find_place(path_or_name)
     folder = Path(place.source)
@@ -59,7 +59,11 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _config(folder: Path) -> bytes:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    file = folder / "config.json"
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file}: damaged, or not there: {first_line(error)}") from error
     return json.dumps(
         {key: value for key, value in config.items() if key not in _BY_THE_WAY}, sort_keys=True
     ).encode()

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -27,41 +20,12 @@ from transformers import (
 
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.places import Place, explained, find_place, read_config
 from distillspec.models.quiet import quiet
 from distillspec.models.saving import find_kept, read_kept
 from distillspec.models.text import Tokenizer
 from distillspec.models.vocabulary import check_same
 from distillspec.models.wrapping import assemble, eos_ids, refuse_dtype
-
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    ImportError,
-    LookupError,
-    AttributeError,
-    RuntimeError,
-    SafetensorError,
-    UnpicklingError,
-    struct.error,
-)
-"""What transformers raises for files that are missing, damaged or of no known model."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model is, in the terms of transformers."""
-
-    name: str
-    """What the user typed, for messages."""
-    source: str
-    """A folder or a hub name."""
-    gguf: str | None
-    """A GGUF file in the folder."""
-
-    @property
-    def arguments(self) -> dict[str, str]:
-        """What `from_pretrained` needs beside the source."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf}
 
 
 def load(
@@ -176,66 +140,8 @@ def check_kinds(target: bool, draft: bool, *, names: tuple[str, str]) -> None:
         )
 
 
-def find_place(path_or_name: str | Path) -> Place:
-    """Tell a folder, a GGUF file and a hub name apart."""
-    name = str(path_or_name)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            inside = path / "draft"  # where sft and distill write it
-            meant = f"; did you mean {inside}?" if (inside / "config.json").exists() else ""
-            raise UserError(
-                f"{name} is not a model: expected a folder with config.json, weights and "
-                f"tokenizer, as save_pretrained writes it{meant}"
-            )
-        _check_shards(path)
-        return Place(name, str(path), None)
-    if path.is_file() and path.suffix == ".gguf":
-        lacking = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
-        if lacking:
-            raise UserError(
-                f"reading {name} needs the package {' and '.join(lacking)}: "
-                "pip install 'distillspec[gguf]'"
-            )
-        return Place(name, str(path.parent), path.name)
-    if path.is_file():
-        raise UserError(
-            f"{name} is a file but not a GGUF file: give a model folder or a .gguf file"
-        )
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UserError(f"{name} does not exist: give a model folder, a .gguf file or a hub name")
-    return Place(name, name, None)
-
-
-def _check_shards(folder: Path) -> None:
-    """Refuse an index of weights that leads out of its folder.
-
-    Raises:
-        UserError: naming the entry.
-    """
-    for file in folder.glob("*.index.json"):
-        try:
-            shards = set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file}: damaged: {type(error).__name__}: {error}") from error
-        for shard in shards:
-            if Path(str(shard)).name != shard:
-                raise UserError(f"{file}: {shard!r} lies outside of the folder; it is not loaded")
-
-
-def read_config(place: Place) -> PreTrainedConfig:
-    """Read what a model says of itself.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    with _explained(place, "config"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(place.source, **place.arguments)
-    return config
-
-
 def _read_tokenizer(place: Place, config: PreTrainedConfig) -> Tokenizer:
-    with _explained(place, "tokenizer"):
+    with explained(place, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place.source, **place.arguments)
     return Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
 
@@ -253,7 +159,7 @@ def _load(
     wanted = dtype if dtype is not None else torch.float32 if place.gguf else "auto"
     # Unpacking a GGUF file draws a bar of its own that no setting hides
     bar = redirect_stderr(StringIO()) if place.gguf else nullcontext()
-    with _explained(place, "model"), bar:
+    with explained(place, "model"), bar:
         module, report = family.from_pretrained(
             place.source, dtype=wanted, output_loading_info=True, **place.arguments
         )
@@ -265,7 +171,7 @@ def _load(
         )
     if place.gguf:
         _forget_quantization(module)
-    with _explained(place, "kept ids"):
+    with explained(place, "kept ids"):
         file = None if place.gguf else find_kept(place.source)
     kept = None if file is None else read_kept(file, tokenizer.vocabulary.size)
     return assemble(module.to(device), tokenizer, kept)
@@ -281,15 +187,3 @@ def _forget_quantization(module: PreTrainedModel) -> None:
     for attribute in ("hf_quantizer", "quantization_method", "is_quantized"):
         if attribute in vars(module):
             delattr(module, attribute)
-
-
-@contextmanager
-def _explained(place: Place, what: str) -> Iterator[None]:
-    """Silence transformers' chatter and turn its errors into one line."""
-    try:
-        with quiet():
-            yield
-    except _UNREADABLE as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        away = "" if Path(place.source).exists() else "no such folder is here, and the hub says: "
-        raise UserError(f"cannot read the {what} of {place.name}: {away}{first}") from error

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from distillspec.models.vocabulary import Vocabulary
 
 
+UNBOUNDED = 1 << 31
+"""The room of a model without a context limit, in tokens."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Prompts with their completions, as ids; ragged, so that no token id has to mean "padding"."""

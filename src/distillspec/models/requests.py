@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from distillspec.errors import UserError
+from distillspec.models.seeds import row_seed
 from distillspec.models.stopping import StopStrings
 from distillspec.models.text import Messages, Raw, Tokenizer
 
@@ -65,9 +66,9 @@ def as_generators(seed: int | Sequence[int] | None, prompts: int, n: int) -> lis
         if not isinstance(one, Integral):
             raise UserError(f"a seed is {one!r}; expected a whole number, or one per prompt")
     if isinstance(seed, Integral):
-        seeds = [int(seed) * 1_000_003 + i for i in range(prompts)]
+        seeds = [row_seed(int(seed), i) for i in range(prompts)]
     elif len(given) == prompts:
-        seeds = [int(one) * 1_000_003 for one in given]
+        seeds = [row_seed(int(one), 0) for one in given]
     else:
         raise UserError(f"{len(given)} seeds for {prompts} prompts; give one, or one per prompt")
     # torch's generators take 32 of a seed's bits: samples are set apart within those

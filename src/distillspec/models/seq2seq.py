@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from distillspec.models.cache import UNBOUNDED, RaggedCache, cache_argument
-from distillspec.models.protocol import Batch
+from distillspec.models.cache import RaggedCache, cache_argument
+from distillspec.models.protocol import UNBOUNDED, Batch
 from distillspec.models.session import CachedSession, Source, check_batch, check_context
 
 

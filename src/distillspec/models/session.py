@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from distillspec.errors import UserError
-from distillspec.models.cache import UNBOUNDED
+from distillspec.models.protocol import UNBOUNDED
 
 
 @dataclass(frozen=True)

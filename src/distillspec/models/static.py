@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from distillspec.errors import UserError
-from distillspec.models.cache import UNBOUNDED, shortened
+from distillspec.models.cache import shortened
 from distillspec.models.causal import CausalBody, opened
-from distillspec.models.protocol import Batch
+from distillspec.models.protocol import UNBOUNDED, Batch
 from distillspec.models.session import CachedSession, Source
 
 COLUMNS = 256

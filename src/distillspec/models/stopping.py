@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distillspec.errors import UserError
-from distillspec.models.text import Tokenizer
+from distillspec.models.text import UNSURE, Tokenizer
 
-UNSURE = "\ufffd"
-"""What bytes that do not yet make a character decode to."""
 MARGIN = 4
 """Characters at the start of a piece of text that may read otherwise inside the whole."""
 

@@ -21,6 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from distillspec.errors import UserError
 from distillspec.models.vocabulary import Vocabulary
 
+UNSURE = "\ufffd"
+"""What bytes that do not yet make a character decode to."""
+
 Messages = Sequence[Mapping[str, str]]
 """A conversation: mappings with `role` and `content`."""
 
@@ -84,7 +87,7 @@ class Tokenizer:
         elif self.chat:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             text = self._render([dict(message) for message in messages])
-            ids = self.hf(text, add_special_tokens=False)["input_ids"]
+            ids = self.ids(text)
         elif isinstance(prompt, str):
             ids = self._encode(prompt)
         else:
@@ -105,7 +108,7 @@ class Tokenizer:
             raise UserError(
                 f"the tokenizer of {self.name} has no end-of-sequence token to end with"
             )
-        ids = self.hf(text, add_special_tokens=False)["input_ids"]
+        ids = self.ids(text)
         while ids and ids[-1] == self.eos_id:
             ids.pop()
         return torch.tensor([*ids, self.eos_id], dtype=torch.int64)
@@ -176,8 +179,7 @@ class TextStream:
         sure = len(self.ids)
         while sure and self.tokenizer.is_byte(self.ids[sure - 1]):
             sure -= 1
-        # Bytes that do not yet make a character decode to U+FFFD, which is held back
-        return self._give(self.tokenizer.decode(self.ids[:sure]).rstrip("\ufffd"))
+        return self._give(self.tokenizer.decode(self.ids[:sure]).rstrip(UNSURE))
 
     def finish(self) -> str:
         """Return what was held back; a true U+FFFD at the end is part of it."""

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from distillspec.models.protocol import Batch
+from distillspec.models.protocol import UNBOUNDED, Batch
 from distillspec.models.vocabulary import Vocabulary
-
-UNBOUNDED = 1 << 31
-"""The room of a model without a context limit, in tokens."""
 
 
 class TableModel(nn.Module):

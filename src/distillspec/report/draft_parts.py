@@ -14,9 +14,9 @@ from distillspec.report.tables import (
     Section,
     Table,
     Verdict,
+    brief,
     estimate,
     fixed,
-    plain,
     table,
 )
 from distillspec.report.training import Training
@@ -131,7 +131,7 @@ def _summary(compared: Sequence[Comparison]) -> Table:
         head += ["in measured speed-up", "prompts improved", "worsened", "equal"]
     rows = []
     for one in compared:
-        at = plain(one.temperature) if timed else str(one.gamma)
+        at = brief(one.temperature) if timed else str(one.gamma)
         row = [f"{one.draft} − {one.against}", at, estimate(one.alpha, 3), estimate(one.tau, 3)]
         if counted:
             row += [estimate(one.speedup, 3), *map(str, one.counts or ("–", "–", "–"))]
@@ -182,7 +182,7 @@ def _totals(trained: Sequence[Training]) -> Table:
 
 def _points(trained: Sequence[Training]) -> Table:
     rows = [
-        (one.name, name, plain(step), fixed(seconds, 1), fixed(value, 4))
+        (one.name, name, brief(step), fixed(seconds, 1), fixed(value, 4))
         for one in trained
         for name, curve in (
             ("loss", one.loss),

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from distillspec.report import style
-from distillspec.report.html import inline
+from distillspec.report.html import inline, template
 from distillspec.report.reading import Interval, interval, short_names
-from distillspec.report.style import WIDTH, arms, looks_of
+from distillspec.report.style import INK, WIDTH, Look, arms, looks_of, marker, nudges
 from distillspec.report.tables import Drawing, Table, table
 from distillspec.report.text import plain, visible
 from distillspec.studies.store import write_text
@@ -92,6 +93,67 @@ def curves(lines: Sequence[Curve], xlabel: str, ylabel: str, *, joined: bool = T
     return figure
 
 
+class Panel(NamedTuple):
+    """A part of a figure with axes of its own."""
+
+    title: str
+    """Above it."""
+    lines: tuple[Curve, ...]
+    """What is drawn in it."""
+
+
+def panels(found: Sequence[Panel], xlabel: str, ylabel: str, *, even: float) -> Figure:
+    """Draw lines with intervals in panels of one scale, two in a row, so that many read at once.
+
+    Args:
+        found: The panels; a line of the same name looks the same in all.
+        xlabel: What the points are drawn over.
+        ylabel: What they are.
+        even: Where nothing is gained or lost, drawn as a line.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    every = [line for panel in found for line in panel.lines if line.x]
+    if not every:
+        raise ValueError("there is nothing to draw")
+    names = list(dict.fromkeys(line.name for line in every))
+    short = short_names(names)
+    places = {x for line in every for x in line.x}
+    step = 0.06 * (max(places) - min(places) or 1.0)  # or the intervals hide one another
+    series = list(zip(names, looks_of(names), nudges(len(names), step), strict=True))
+    rows = -(-len(found) // 2)
+    with style.style():
+        figure = Figure(figsize=(WIDTH, 0.9 + 1.8 * rows), layout="constrained")
+        grid = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat[len(found) :]:
+            axes.set_visible(False)
+        for place, (axes, panel) in enumerate(zip(grid.flat, found, strict=False), start=1):
+            by_name = {line.name: line for line in panel.lines}
+            for name, look, nudge in series:
+                if name in by_name:
+                    _nudged(axes, by_name[name], look, nudge)
+            axes.axhline(even, color=INK, linewidth=1, linestyle=":")
+            axes.set_title(plain(panel.title))
+            axes.set_xticks(sorted(places), [f"{x:g}" for x in sorted(places)])
+            axes.tick_params(labelbottom=place + 2 > len(found))  # of those with none below
+        figure.supxlabel(plain(xlabel), fontsize=9)
+        figure.supylabel(plain(ylabel), fontsize=9)
+        keys = [
+            Line2D([], [], color=look.color, marker=look.marker, label=plain(short[name]))
+            for name, look, _ in series
+        ]
+        figure.legend(handles=keys, loc="outside upper left", ncols=3)
+    return figure
+
+
+def _nudged(axes: Axes, line: Curve, look: Look, nudge: float) -> None:
+    at = [x + nudge for x in line.x]
+    axes.plot(at, [y.value for y in line.y], color=look.color, linestyle=look.line, linewidth=1)
+    for x, y in zip(at, line.y, strict=True):
+        marker(axes, x, y, look)
+
+
 def page(
     study: str,
     findings: Sequence[Finding],
@@ -116,14 +178,7 @@ def page(
     target.mkdir(parents=True, exist_ok=True)
     drawn = {one.number: style.svg(one.figure) for one in findings if one.figure is not None}
     shown = [_shown(one, drawn.get(one.number)) for one in findings]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("distillspec.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    text = environment.get_template("findings.html.j2").render(
+    text = template("findings.html.j2").render(
         study=study,
         findings=shown,
         failed=failed,

@@ -86,15 +86,8 @@ def _contents(run: StoredRun) -> list[Content]:
 
 
 def _page(run: StoredRun, contents: Sequence[Content], drawn: Sequence[_Drawn]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("distillspec.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     verdicts = [verdict for part in contents for verdict in part.verdicts]
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         title=run.folder.resolve().name,
         record=run.record,
         command=shlex.join(run.record["command"]),
@@ -117,6 +110,18 @@ def _page(run: StoredRun, contents: Sequence[Content], drawn: Sequence[_Drawn]) 
         settings=settings_view(run.record["config"]),
         visible=visible,
     )
+
+
+def template(name: str) -> jinja2.Template:
+    """Return one of this room's templates, which escapes whatever it is given as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("distillspec.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def inline(one: Drawing, svg: str) -> Markup:

@@ -15,9 +15,9 @@ from distillspec.report.tables import (
     Section,
     Table,
     Verdict,
+    brief,
     estimate,
     fixed,
-    plain,
     table,
 )
 
@@ -101,12 +101,12 @@ def _by_place(same: Sequence[Measured], suffix: str, at: str) -> list[Drawing]:
         else f"Acceptance {at} by context length. Acceptance rule: {rules(same)}."
     )
     rows = [
-        (one.name, f"position {p.position}", plain(p.judged), estimate(p.rate, 3))
+        (one.name, f"position {p.position}", brief(p.judged), estimate(p.rate, 3))
         for one in same
         for p in one.positions
     ]
     rows += [
-        (one.name, f"context {c.start}–{c.end}", plain(c.tokens), estimate(c.alpha, 3))
+        (one.name, f"context {c.start}–{c.end}", brief(c.tokens), estimate(c.alpha, 3))
         for one in same
         for c in one.contexts
     ]
@@ -177,7 +177,7 @@ def _best(measured: Sequence[Measured]) -> Table:
         (
             one.name,
             one.rule,
-            plain(one.temperature),
+            brief(one.temperature),
             estimate(one.alpha, 3),
             one.estimator,
             str(one.best_gamma),
@@ -206,7 +206,7 @@ def _costs(measured: Sequence[Measured]) -> Table:
     rows = [
         (
             one.name,
-            plain(one.temperature),
+            brief(one.temperature),
             *(fixed(one.cost[key], 2) for key in ("target_ms", "draft_ms", "overhead_ms")),
             fixed(one.cost["c"], 3),
             estimate(one.alpha_ratio, 3),
@@ -222,7 +222,7 @@ def _costs(measured: Sequence[Measured]) -> Table:
 
 def _needed(measured: Sequence[Measured]) -> Table:
     rows = [
-        (one.name, plain(one.temperature), f"{need.speedup:g}×", _break_even(need.alpha))
+        (one.name, brief(one.temperature), f"{need.speedup:g}×", _break_even(need.alpha))
         for one in measured
         for need in one.needed
     ]
@@ -236,7 +236,7 @@ def _by_batch(measured: Sequence[Measured]) -> Table:
     rows = [
         (
             one.name,
-            plain(one.temperature),
+            brief(one.temperature),
             str(batch.size),
             fixed(batch.c, 3),
             str(batch.best_gamma),
@@ -264,7 +264,7 @@ def _every_gamma(measured: Sequence[Measured]) -> Table:
     rows = [
         (
             one.name,
-            plain(one.temperature),
+            brief(one.temperature),
             str(point.gamma),
             estimate(point.tau_forecast, 2),
             fixed(point.tau_iid, 2),
@@ -301,7 +301,7 @@ def _clocked(measured: Sequence[Measured]) -> Table:
     rows = [
         (
             one.name,
-            plain(one.temperature),
+            brief(one.temperature),
             str(point.gamma),
             estimate(point.speedup_measured, 2),
             estimate(point.speedup_forecast, 2),

@@ -13,9 +13,9 @@ from distillspec.report.tables import (
     Section,
     Table,
     Verdict,
+    brief,
     estimate,
     fixed,
-    plain,
     table,
 )
 
@@ -195,7 +195,7 @@ def _point(point: Point) -> tuple[str, ...]:
     return (
         point.draft,
         point.lenience,
-        "–" if point.epsilon is None else plain(point.epsilon),
+        "–" if point.epsilon is None else brief(point.epsilon),
         estimate(point.quality, QUALITY),
         estimate(point.difference, QUALITY),
         estimate(point.latency, 3),

@@ -104,7 +104,7 @@ def fixed(number: float | None, digits: int) -> Cell:
     return NOT_MEASURED if number is None else Markup(_digits(number, digits))
 
 
-def plain(number: float | None) -> Cell:
+def brief(number: float | None) -> Cell:
     """Write a number as briefly as it can be."""
     return NOT_MEASURED if number is None else Markup(f"{number:g}")
 

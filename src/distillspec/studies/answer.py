@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from distillspec.studies.estimates import Estimate
 
@@ -97,6 +97,9 @@ class BatchGammaRow(TypedDict):
     speedup_forecast: Estimate
 
 
+Row = TypeVar("Row", GammaRow, BatchGammaRow)
+
+
 class BatchRow(TypedDict):
     """The forecast of a batch that is kept full."""
 
@@ -162,7 +165,7 @@ def verdict(
     """
     row = deciding(rows, best)
     gamma = row["gamma"]
-    hoped = next(one for one in rows if one["gamma"] == best)["speedup_forecast"]
+    hoped = at_gamma(rows, best)["speedup_forecast"]
     how = "measured" if "speedup_measured" in row else "forecast"
     gain = row.get("speedup_measured", row["speedup_forecast"])
     figures = f"{shown(gain)} {how}"
@@ -194,7 +197,12 @@ def deciding(rows: Sequence[GammaRow], best: int) -> GammaRow:
     ran = [row for row in rows if "speedup_measured" in row]
     if ran:
         return max(ran, key=lambda row: row["speedup_forecast"]["value"])
-    return next(row for row in rows if row["gamma"] == best)
+    return at_gamma(rows, best)
+
+
+def at_gamma(rows: Sequence[Row], gamma: int) -> Row:
+    """Return the row of a γ that is among them."""
+    return next(row for row in rows if row["gamma"] == gamma)
 
 
 def _known(break_even: float | None, alpha: float) -> str:
@@ -211,7 +219,7 @@ def shown(gain: Estimate) -> str:
 
 
 def _at_batch(row: BatchRow) -> str:
-    best = next(one for one in row["gammas"] if one["gamma"] == row["best_gamma"])
+    best = at_gamma(row["gammas"], row["best_gamma"])
     gain = best["speedup_forecast"]
     what = "pays" if gain["low"] > 1 else "does not pay" if gain["high"] < 1 else "is undecided"
     return f"At batch {row['batch_size']} it {what}: {shown(gain)} forecast at γ = {best['gamma']}."

@@ -1,13 +1,24 @@
-"""What is counted of a draft on target outputs, by prompt, and the estimates from it."""
+"""What is counted of a draft, by prompt, and the estimates from it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distillspec.studies.estimates import Estimate, ratio, ratio_difference
+
+if TYPE_CHECKING:
+    from distillspec.decoding import Output  # imports torch, which findings go without
+
+
+def block_efficiency(outputs: Sequence[Output]) -> Estimate:
+    """Estimate τ as the engine counted it: tokens over target calls."""
+    counts = [output.counts for output in outputs]
+    return ratio([one.tokens for one in counts], [one.target_calls for one in counts])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from distillspec.decoding import Output
 from distillspec.studies import quality
 from distillspec.studies.answer import ONE_PROMPT, shown
 from distillspec.studies.breakdown import calls
+from distillspec.studies.counts import block_efficiency
 from distillspec.studies.estimates import Estimate, ratio
 from distillspec.studies.evaluate import Evaluated, Plan
 from distillspec.studies.measure import rate_ratio
@@ -102,12 +103,6 @@ def evaluation(
     )
     result["verdict"] = verdict(result)
     return result
-
-
-def block_efficiency(outputs: Sequence[Output]) -> Estimate:
-    """Estimate τ as counted: tokens over target calls."""
-    counts = [output.counts for output in outputs]
-    return ratio([one.tokens for one in counts], [one.target_calls for one in counts])
 
 
 def _tokens(outputs: Sequence[Output]) -> int:

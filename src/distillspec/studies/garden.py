@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distillspec.decoding import Counts, Output
+from distillspec.decoding import Output
 from distillspec.studies.clock import Lane, Run, Timer, median_run
+from distillspec.studies.counts import block_efficiency
 from distillspec.studies.estimates import Estimate, estimate, ratio
 from distillspec.studies.outputs import Report
 from distillspec.studies.quality import figures
@@ -114,12 +115,12 @@ def garden(
         budgets: For each pick the most seconds a prompt and the least quality, one of them None.
     """
     runs = {name: [one[name] for one in races] for name in models}
-    scored = {name: judge(name, [run.output for run in own]) for name, own in runs.items()}
+    outputs = {name: [run.output for run in own] for name, own in runs.items()}
+    scored = {name: judge(name, own) for name, own in outputs.items()}
     seconds = {name: np.array([r.prefill + r.seconds for r in own]) for name, own in runs.items()}
     reference = next(iter(models))
     points = []
     for name, (target, draft, gamma) in models.items():
-        counts = sum((run.output.counts for run in runs[name]), Counts())
         points.append(
             Point(
                 way=name,
@@ -130,8 +131,8 @@ def garden(
                 quality_difference=estimate(*difference(metric, scored[name], scored[reference])),
                 latency=ratio(seconds[name], np.ones(len(races))),
                 speedup=ratio(seconds[reference], seconds[name]),
-                tau=None if draft is None else _tau(runs[name]),
-                tokens=counts.tokens,
+                tau=None if draft is None else block_efficiency(outputs[name]),
+                tokens=sum(len(output.ids) for output in outputs[name]),
                 front=False,
                 dominated_by=None,
             )
@@ -148,11 +149,6 @@ def garden(
         picks=picks,
         verdict=verdict(points, picks, metric),
     )
-
-
-def _tau(runs: Sequence[Run]) -> Estimate:
-    counts = [run.output.counts for run in runs]
-    return ratio([one.tokens for one in counts], [one.target_calls for one in counts])
 
 
 def _dominates(one: Point, other: Point) -> bool:

@@ -21,6 +21,8 @@ _FAINT = 1e-9
 """A summed variance below this: nothing could well have come out otherwise."""
 _ROUNDING = 1e-6
 """A summed excess below this is none."""
+_HALF = 1.959963984540054
+"""Half of a 95 % interval, in standard deviations."""
 SHOWN = 10
 """Impossible tokens that are listed one by one, at most."""
 
@@ -166,7 +168,7 @@ def _test(
     family: int,
 ) -> Test:
     tokens, total, variance, _, expected = map(float, sums)
-    half = 1.959963984540054 * math.sqrt(variance)
+    half = _HALF * math.sqrt(variance)
     return Test(
         name=name,
         kind=kind,
@@ -191,7 +193,7 @@ def _temperature(whole: NDArray[np.float64] | None, sampling: Sampling) -> Estim
     if whole is None:
         return None
     total, variance = float(whole[1]), float(whole[2])
-    beta, half = 1 + total / variance, 1.96 / math.sqrt(variance)
+    beta, half = 1 + total / variance, _HALF / math.sqrt(variance)
     if beta - half <= 0.2:  # a step this long says that it is not temperature
         return None
     T = sampling.temperature

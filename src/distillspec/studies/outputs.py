@@ -22,6 +22,7 @@ from distillspec.math.processors import Processor
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import Batch, LanguageModel
+from distillspec.models.seeds import row_seed
 from distillspec.training.cache import states_of
 
 ROWS = 256
@@ -65,21 +66,6 @@ class TargetOutputs:
     def lengths(self) -> NDArray[np.int64]:
         """[prompts] completion lengths in tokens."""
         return np.array([len(completion) for completion in self.completions], dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class LoggedOutputs:
-    """What some server wrote after some prompts, as its log tells it: no target is at hand."""
-
-    prompts: tuple[Tensor, ...]
-    """1-D int64 ids of each prompt."""
-    completions: tuple[Tensor, ...]
-    """1-D int64 ids of each completion, the stop token included."""
-    logprobs: tuple[Tensor, ...] | None
-    """[L] each: ln p of each completion token at the sampler served; None where it was not
-    logged."""
-    limits: tuple[int | None, ...] | None = None
-    """As in `TargetOutputs`."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +115,7 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 def seeded(seed: int, count: int) -> list[Generator]:
     """Make one generator per prompt, so that a prompt's output depends on its index alone."""
-    # Whole numbers have no limit in Python; torch's seeds have.
-    return [Generator().manual_seed((seed * 1_000_003 + i) % 2**63) for i in range(count)]
+    return [Generator().manual_seed(row_seed(seed, i)) for i in range(count)]
 
 
 def complete_all(
@@ -234,46 +219,47 @@ def score(
     Raises:
         ValueError: the rule's target samples otherwise than the outputs were, or is lossy.
     """
-    if rule.sampling != outputs.sampling or not rule.lossless:
-        raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
-    acceptance = _nothing(outputs.completions)
-    ratios = _nothing(outputs.completions)
+    check_forecast(rule, outputs)
+    acceptance = nothing(outputs.completions)
+    ratios = nothing(outputs.completions)
     for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         p = rule.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
         q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
-        # Sums over V round to a little above 1 where the two models agree.
-        acceptance[i][rows] = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
-        y = outputs.completions[i][rows, None].to(p.device)
-        ratios[i][rows] = ratios_of(rule, p.gather(1, y)[:, 0], q.gather(1, y)[:, 0])
+        y = outputs.completions[i][rows]
+        acceptance[i][rows], ratios[i][rows] = scores_of(rule, p, q, y)
     return Scores(tuple(acceptance), tuple(ratios), outputs.limits)
 
 
-@torch.inference_mode()
-def score_logged(
-    draft: LanguageModel, outputs: LoggedOutputs, rule: Rule, *, batch_size: int
-) -> Scores:
-    """Score a draft on logged outputs: the ratios of the exact forecast, without the target.
+def check_forecast(rule: Rule, outputs: TargetOutputs) -> None:
+    """Check that a rule forecasts what was sampled so.
 
     Raises:
-        ValueError: the rule needs p of the tokens and the log has none, or the rule is lossy.
+        ValueError: the rule's target samples otherwise than the outputs were, or is lossy.
     """
-    if (rule.needs_p and outputs.logprobs is None) or not rule.lossless:
-        raise ValueError(f"{rule} cannot be forecast from this log")
-    ratios = _nothing(outputs.completions)
-    for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
-        q = rule.draft_sampling.probabilities(draft.head(own))  # [n, V]
-        q_of_y = q.gather(1, outputs.completions[i][rows, None].to(q.device))[:, 0]
-        # Where the rule does not ask for p, that y was emitted is all there is to know.
-        p_of_y = (
-            outputs.logprobs[i][rows].double().exp().to(q.device)
-            if rule.needs_p and outputs.logprobs is not None
-            else torch.ones_like(q_of_y)
-        )
-        ratios[i][rows] = ratios_of(rule, p_of_y, q_of_y)
-    return Scores(None, tuple(ratios), outputs.limits)
+    if rule.sampling != outputs.sampling or not rule.lossless:
+        raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
 
 
-def _nothing(completions: Sequence[Tensor]) -> list[Tensor]:
+def scores_of(rule: Rule, p: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Score some tokens of an output.
+
+    Args:
+        rule: How drafted tokens are judged.
+        p: [n, V] the target's probabilities.
+        q: [n, V] the draft's.
+        y: [n] int64, what the target emitted.
+
+    Returns:
+        [n] chances that a drafted token is accepted, and [n] r_t; float64 on the CPU.
+    """
+    # Sums over V round to a little above 1 where the two models agree.
+    acceptance = rule.proposal.acceptance(p, q).double().clamp(max=1).cpu()
+    column = y[:, None].to(p.device)
+    return acceptance, ratios_of(rule, p.gather(1, column)[:, 0], q.gather(1, column)[:, 0])
+
+
+def nothing(completions: Sequence[Tensor]) -> list[Tensor]:
+    """Return float64 [L] zeros for each completion: what a draft scores that writes nothing."""
     return [torch.zeros(len(ids), dtype=torch.float64) for ids in completions]
 
 

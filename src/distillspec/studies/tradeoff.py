@@ -16,6 +16,7 @@ from distillspec.decoding import Counts, Output
 from distillspec.math.rules import Rule
 from distillspec.studies.answer import ONE_PROMPT
 from distillspec.studies.clock import Lane, Race, Run
+from distillspec.studies.counts import block_efficiency
 from distillspec.studies.estimates import Estimate, estimate, ratio
 from distillspec.studies.quality import figures
 from distillspec.tasks.metrics import Scored, difference
@@ -155,10 +156,7 @@ def _point(
         relative_latency_per_token=estimate(
             lambda s: (s[:, 0] / s[:, 1]) / (s[:, 2] / s[:, 3]), columns
         ),
-        tau=ratio(
-            [run.output.counts.tokens for run in runs],
-            [run.output.counts.target_calls for run in runs],
-        ),
+        tau=block_efficiency([run.output for run in runs]),
         empirical_acceptance=counts.empirical_acceptance if counts.judged else None,
         tokens=counts.tokens,
     )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypedDict
 
-from distillspec.studies.answer import Measurement
+from distillspec.studies.answer import Measurement, at_gamma
 from distillspec.studies.comparison import Against, PromptName, held_against
 from distillspec.studies.estimates import Estimate
 from distillspec.studies.measure import Measured
@@ -83,6 +83,5 @@ def verdict(drafts: Sequence[str], cells: Sequence[Cell]) -> str:
 
 
 def _pays(measurement: DraftMeasurement) -> bool:
-    best = measurement["best_gamma"]
-    row = next(one for one in measurement["gammas"] if one["gamma"] == best)
+    row = at_gamma(measurement["gammas"], measurement["best_gamma"])
     return row["speedup_forecast"]["low"] > 1

@@ -20,7 +20,14 @@ from distillspec.models.protocol import LanguageModel
 from distillspec.models.surgery import trim
 from distillspec.studies.clock import Timer
 from distillspec.studies.cost import fit_cost
-from distillspec.studies.outputs import Scores, TargetOutputs, forced, ratios_of
+from distillspec.studies.outputs import (
+    Scores,
+    TargetOutputs,
+    check_forecast,
+    forced,
+    nothing,
+    scores_of,
+)
 
 WHOLE = "whole"
 """The name of the untrimmed head among the others."""
@@ -60,26 +67,18 @@ def score_trimmed(
     Raises:
         ValueError: the rule's target samples otherwise than the outputs were, or is lossy.
     """
-    if rule.sampling != outputs.sampling or not rule.lossless:
-        raise ValueError(f"{rule} does not forecast outputs sampled at {outputs.sampling}")
+    check_forecast(rule, outputs)
     V = target.vocabulary.size
     outside = {name: _outside(kept, V).to(draft.device) for name, kept in heads.items()}
-    lengths = [len(ids) for ids in outputs.completions]
-    acceptance, ratios = (
-        {name: [torch.zeros(n, dtype=torch.float64) for n in lengths] for name in heads}
-        for _ in range(2)
-    )
-    coverage = {name: [0.0] * len(lengths) for name in heads}
+    acceptance, ratios = ({name: nothing(outputs.completions) for name in heads} for _ in range(2))
+    coverage = {name: [0.0] * len(outputs.completions) for name in heads}
     for i, rows, own in forced(draft, outputs.prompts, outputs.completions, batch_size):
         p = rule.sampling.probabilities(target.head(outputs.states[i][rows]))  # [n, V]
         logits = draft.head(own)  # [n, V]
-        y = outputs.completions[i][rows, None].to(p.device)
-        p_of_y = p.gather(1, y)[:, 0]
+        y = outputs.completions[i][rows]
         for name, dropped in outside.items():
             q = rule.draft_sampling.probabilities(logits.masked_fill(dropped, -torch.inf))
-            accepted = rule.proposal.acceptance(p, q).double().clamp(max=1)
-            acceptance[name][i][rows] = accepted.cpu()
-            ratios[name][i][rows] = ratios_of(rule, p_of_y, q.gather(1, y)[:, 0])
+            acceptance[name][i][rows], ratios[name][i][rows] = scores_of(rule, p, q, y)
             coverage[name][i] += float(p.double().masked_fill(dropped, 0).sum())
     return {
         name: Trimmed(

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from distillspec.errors import UserError
+from distillspec.errors import UserError, first_line
 
 
 def records(
@@ -33,10 +33,9 @@ def records(
             "or give the rows with --data FILE"
         ) from error
     except Exception as error:  # whatever the library, its file system or its HTTP client raise
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{where}, split {split!r}: the hub did not give it: {first}; check the connection, or "
-            "give the rows with --data FILE"
+            f"{where}, split {split!r}: the hub did not give it: {first_line(error)}; check "
+            "the connection, or give the rows with --data FILE"
         ) from error
 
 

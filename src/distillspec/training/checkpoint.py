@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
-from distillspec.errors import UserError
+from distillspec.errors import UserError, first_line
 from distillspec.files import flush
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.processes import ALONE, Processes
@@ -290,9 +290,8 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"cannot read {path}: {type(error).__name__}: {first}{_else(path)}"
+            f"cannot read {path}: {type(error).__name__}: {first_line(error)}{_else(path)}"
         ) from error
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from distillspec.errors import UserError, differences
+from distillspec.errors import UserError, differences, first_line
 from distillspec.files import write_whole
 from distillspec.math.partial import Known, known_of
 from distillspec.models.protocol import Batch, LanguageModel
@@ -214,8 +214,11 @@ def make_cache(folder: Path, origin: Origin) -> OfflineTarget:
     """
     try:
         if (folder / RECORD).is_file():
-            wanted = {name: value for name, value in asdict(origin).items() if name != "target"}
-            return open_cache(folder, {**wanted.pop("sampling"), **wanted})
+            wanted = json.loads(json.dumps(asdict(origin)))  # lists for tuples, as on file
+            del wanted["target"]
+            # A setting of then that is none now, such as a penalty left out, differs too
+            then = dict.fromkeys(_recorded(folder).sampling)
+            return open_cache(folder, {**then, **wanted.pop("sampling"), **wanted})
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"{folder}: holds no {RECORD} but other things; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -236,6 +239,22 @@ def open_cache(folder: Path, wanted: Mapping[str, object] | None = None) -> Offl
     Raises:
         UserError: there is none, it is damaged, or it is stale: the message names what differs.
     """
+    origin = _recorded(folder)
+    stale = origin.differences(wanted or {})
+    if stale:
+        raise UserError(
+            f"{folder} is a cache of {origin.target} that does not fit: {'; '.join(stale)}; make "
+            "a new one, or give what it was made with"
+        )
+    return OfflineTarget(folder, origin)
+
+
+def _recorded(folder: Path) -> Origin:
+    """Read what a cache's numbers belong to.
+
+    Raises:
+        UserError: there is no cache, or it is damaged.
+    """
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -248,14 +267,7 @@ def open_cache(folder: Path, wanted: Mapping[str, object] | None = None) -> Offl
         or not set(names) <= {*record}
     ):
         raise UserError(f"{path}: not written by this version: expected {_FORMAT!r}")
-    origin = Origin(**{name: record[name] for name in names})
-    stale = origin.differences(wanted or {})
-    if stale:
-        raise UserError(
-            f"{folder} is a cache of {origin.target} that does not fit: {'; '.join(stale)}; make "
-            "a new one, or give what it was made with"
-        )
-    return OfflineTarget(folder, origin)
+    return Origin(**{name: record[name] for name in names})
 
 
 @torch.no_grad()
@@ -284,5 +296,4 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, LookupError, ValueError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path}: damaged, or no shard of a cache: {first}") from error
+        raise UserError(f"{path}: damaged, or no shard of a cache: {first_line(error)}") from error
