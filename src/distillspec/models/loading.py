@@ -59,9 +59,14 @@ class Place:
     """A GGUF file in the folder."""
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """What `from_pretrained` needs beside the source."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf}
+    def arguments(self) -> dict[str, Any]:
+        """What `from_pretrained` needs beside the source.
+
+        Without a plain no, transformers asks on the terminal whether to run a folder's own code,
+        and takes a y from whatever stands in stdin.
+        """
+        gguf = {} if self.gguf is None else {"gguf_file": self.gguf}
+        return {"trust_remote_code": False, **gguf}
 
 
 def load(
@@ -290,6 +295,11 @@ def _explained(place: Place, what: str) -> Iterator[None]:
         with quiet():
             yield
     except _UNREADABLE as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{place.name} brings code of its own, and none of a model's is run here: read the "
+                "code, load the model in Python, and give it to distillspec.models.wrap"
+            ) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         away = "" if Path(place.source).exists() else "no such folder is here, and the hub says: "
         raise UserError(f"cannot read the {what} of {place.name}: {away}{first}") from error
