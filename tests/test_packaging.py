@@ -29,9 +29,12 @@ BUILD = (
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Build both from a copy of the repository in which someone has worked."""
-    root = tmp_path_factory.mktemp("packaging") / "distillspec"
-    left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "runs", "site", "dist")
-    shutil.copytree(ROOT, root, ignore=left_out)
+    root = tmp_path_factory.mktemp("packaging")
+    left_out = shutil.ignore_patterns("*.egg-info", "__pycache__")
+    for folder in ("src", "tests", "docs", "experiments"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=left_out)
+    for file in (path for path in ROOT.iterdir() if path.is_file()):
+        shutil.copy(file, root)
     for litter in ("runs/demo/run.json", "src/distillspec/math/__pycache__/x.pyc", "dist/old.whl"):
         (root / litter).parent.mkdir(parents=True)
         (root / litter).write_text("{}")

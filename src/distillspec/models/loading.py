@@ -14,6 +14,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -242,7 +243,15 @@ def read_config(place: Place) -> PreTrainedConfig:
 def _read_tokenizer(place: Place, config: PreTrainedConfig) -> Tokenizer:
     with _explained(place, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place.source, **place.arguments)
-    return Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
+    found = Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
+    rows = int(config.get_text_config(decoder=True).vocab_size)
+    if place.gguf and found.vocabulary.size > rows:
+        # transformers 5.0 adds ids of its own for the special tokens that it expects
+        raise UserError(
+            f"{place.name} has {rows} tokens, and transformers {transformers.__version__} reads "
+            f"{found.vocabulary.size}: its ids would mean other text; upgrade transformers"
+        )
+    return found
 
 
 def _load(
