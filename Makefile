@@ -27,7 +27,7 @@ TRL_READY := $(TRL)/.ready
 help:
 	@echo "make demo    measure a pair, distil the draft, prove the gain  (MINUTES=60 for longer)"
 	@echo "make test    run the tests"
-	@echo "make check   ruff, ruff format and mypy, changing nothing"
+	@echo "make check   ruff, ruff format, mypy and make audit, changing nothing"
 	@echo "make audit   known vulnerabilities of the pinned dependencies"
 	@echo "make wheel   build wheel and sdist, and try the wheel in a clean environment"
 	@echo "make fix     let ruff mend and format what it can"
@@ -57,6 +57,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory audit
 
 $(AUDIT_READY):
 	@test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
@@ -78,6 +79,7 @@ wheel: $(AUDIT_READY)
 	$(PYTHON) -m venv $(AUDIT)/clean
 	$(AUDIT)/clean/bin/python -m pip install --quiet --constraint constraints.txt torch dist/*.whl
 	cd $(AUDIT) && clean/bin/distillspec --version && clean/bin/distillspec --help > /dev/null
+	cd $(AUDIT) && clean/bin/distillspec measure --cost target=20,draft=2,overhead=1
 
 fix: $(READY)
 	$(BIN)/ruff check --fix

@@ -88,6 +88,7 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "distillspec VERB --help lists the flags of a verb.",
+            "distillspec VERB --help lists the flags of a verb. What it calls docs/ is in the",
+            "repository, and in the site that is made of it.",
         ]
     )

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import logging
 
 from distillspec.errors import UserError
-from distillspec.models import load, load_tokenizer, places, saving, wrap
+from distillspec.models import load, load_tokenizer, loading, places, saving, wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers, trim
 from support import (
@@ -247,6 +247,17 @@ def test_a_gguf_file_gives_the_same_logits_and_can_be_saved(tmp_path, capfd):
     model.save(tmp_path / "saved")
     assert "quantization_config" not in (tmp_path / "saved" / "config.json").read_text()
     assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
+
+
+def test_a_gguf_file_whose_tokens_are_read_wrongly_is_refused(tmp_path, monkeypatch):
+    """The bug: transformers 5.0 adds ids that the file does not have, and what it made of text was
+    taken for the model's."""
+    hf = byte_tokenizer(merges=(("a", "b"), ("c", "d")))
+    write_gguf(module("llama", rows=259), hf, tmp_path / "tiny.gguf")
+    hf.add_tokens(["<unk>", "<s>", "</s>"])
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *_, **__: hf)
+    with pytest.raises(UserError, match=r"has 259 tokens, and transformers \S+ reads 262"):
+        load(tmp_path / "tiny.gguf")
 
 
 def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):

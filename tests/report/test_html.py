@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -12,7 +13,19 @@ import pytest
 
 from distillspec.errors import UserError
 from distillspec.report import report
-from report_runs import create, log_training, measurement
+from report_runs import (
+    HOSTILE,
+    compared,
+    create,
+    evaluation,
+    example_rows,
+    full_measurement,
+    hostile_rows,
+    log_training,
+    measurement,
+    trade_off,
+    transfer_result,
+)
 
 Store = Callable[[dict[str, Any]], Path]
 
@@ -25,10 +38,12 @@ class Ids(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.tags: list[str] = []
+        self.attributes: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         for name, value in attrs:
+            self.attributes.add(name)
             if name == "id" and value:
                 self.ids.append(value)
             if name in ("href", "xlink:href", "src") and value:
@@ -105,6 +120,50 @@ def test_what_names_hold_is_escaped(tmp_path: Path) -> None:
     found = parsed(report(run.folder)[0])
     assert "script" not in found.tags
     assert "img" not in found.tags
+
+
+SAFE = ("format", "verb", "roles", "rule", "lenience")
+"""Keys whose values are words of ours: another is refused, or drawn by its own look."""
+
+
+def poisoned(value: Any, key: str = "") -> Any:
+    """Add to every text what would leave an attribute, and be a script, were it not escaped."""
+    if isinstance(value, dict):
+        return {name: poisoned(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [poisoned(inner, key) for inner in value]
+    return f"{value}\"'>{HOSTILE}" if isinstance(value, str) and key not in SAFE else value
+
+
+@pytest.mark.parametrize("verb", ["measure", "evaluate", "tradeoff", "transfer"])
+def test_no_text_of_a_run_is_markup_wherever_it_stands(tmp_path: Path, verb: str) -> None:
+    """Every text of every file at once: names, ids, domains, settings, versions, outputs."""
+    drafts = [{**full_measurement(0.3, domains=["code"]), "draft": name} for name in ("a", "b")]
+    results: dict[str, dict[str, Any]] = {
+        "measure": {
+            **drafts[0],
+            "drafts": drafts,
+            "comparison": [compared("b", "a", ["code"])],
+            "unmet": ["Too slow."],
+        },
+        "evaluate": evaluation(),
+        "tradeoff": trade_off(),
+        "transfer": transfer_result(),
+    }
+    run = create(tmp_path / "run", verb)
+    record = json.loads((run.folder / "run.json").read_text("utf-8"))
+    run.write_json("run.json", poisoned(record))
+    run.write_json("result.json", poisoned(results[verb]))
+    run.write_rows("outputs.jsonl", poisoned(hostile_rows()))
+    if verb == "measure":
+        run.write_rows("examples.jsonl", poisoned(example_rows(("a", "b"), 4)))
+    page = report(run.folder)[0]
+    found = parsed(page)
+    assert not {"script", "img"} & set(found.tags)
+    assert not [name for name in found.attributes if not re.fullmatch(r"[a-z][a-z0-9:_-]*", name)]
+    assert not [name for name in found.attributes if name.startswith("on")]
+    assert all(link.startswith("#") for link in found.links)
+    assert page.read_text("utf-8").count("&lt;script&gt;") > 20  # it was all there
 
 
 def test_a_measurement_alone_makes_a_page(measured: Store, tmp_path: Path) -> None:

@@ -136,6 +136,17 @@ def test_a_resumed_run_knows_its_own_checkpoints(tmp_path):
     assert names(tmp_path) == ["step-2"]
 
 
+@pytest.mark.parametrize("run", ["../../elsewhere", "a/b", "*", "", 7, None])
+def test_a_checkpoint_from_elsewhere_names_no_other_folder_to_remove(tmp_path, run):
+    """What the next save removes as its own leftovers is found by the run's name, which is read
+    from the checkpoint: a star there removed what another run was writing."""
+    path = checkpoint.save(tmp_path, *table_state(1), keep=1)
+    plain = json.loads((path / checkpoint.STATE).read_text())
+    (path / checkpoint.STATE).write_text(json.dumps({**plain, "run": run}))
+    with pytest.raises(UserError, match="is not the name of a run"):
+        checkpoint.load(path, *table_state())
+
+
 @pytest.mark.parametrize("where", ["weight", "moment"])
 def test_what_is_no_longer_finite_never_takes_a_good_checkpoints_place(tmp_path, where):
     """The update before a loss of NaN may have made the weights so."""

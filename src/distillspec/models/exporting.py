@@ -160,7 +160,9 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     config = read_config(find_place(folder))
     family: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with quiet():
-        module: PreTrainedModel = family.from_pretrained(folder, dtype=dtype)
+        module: PreTrainedModel = family.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False
+        )
     # What was read from the file may be mapped into memory, and the file is about to go
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -143,7 +144,15 @@ def check_kinds(target: bool, draft: bool, *, names: tuple[str, str]) -> None:
 def _read_tokenizer(place: Place, config: PreTrainedConfig) -> Tokenizer:
     with explained(place, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place.source, **place.arguments)
-    return Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
+    found = Tokenizer(tokenizer, bool(config.is_encoder_decoder), place.name)
+    rows = int(config.get_text_config(decoder=True).vocab_size)
+    if place.gguf and found.vocabulary.size > rows:
+        # transformers 5.0 adds ids of its own for the special tokens that it expects
+        raise UserError(
+            f"{place.name} has {rows} tokens, and transformers {transformers.__version__} reads "
+            f"{found.vocabulary.size}: its ids would mean other text; upgrade transformers"
+        )
+    return found
 
 
 def _load(

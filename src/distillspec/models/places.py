@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
@@ -45,9 +46,14 @@ class Place:
     """A GGUF file in the folder."""
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """What `from_pretrained` needs beside the source."""
-        return {} if self.gguf is None else {"gguf_file": self.gguf}
+    def arguments(self) -> dict[str, Any]:
+        """What `from_pretrained` needs beside the source.
+
+        Without a plain no, transformers asks on the terminal whether to run a folder's own code,
+        and takes a y from whatever stands in stdin.
+        """
+        gguf = {} if self.gguf is None else {"gguf_file": self.gguf}
+        return {"trust_remote_code": False, **gguf}
 
 
 def find_place(path_or_name: str | Path) -> Place:
@@ -147,6 +153,11 @@ def explained(place: Place, what: str) -> Iterator[None]:
         with quiet():
             yield
     except _UNREADABLE as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{place.name} brings code of its own, and none of a model's is run here: read the "
+                "code, load the model in Python, and give it to distillspec.models.wrap"
+            ) from error
         away = (
             "" if Path(place.source).exists() else "no such folder is here, and the hub gave none: "
         )

@@ -11,4 +11,4 @@ def row_seed(seed: int, row: int, *, bits: int = 63) -> int:
         row: The row's place, from 0.
         bits: How many its generator takes: 63 of torch, 31 of servers.
     """
-    return (seed * 1_000_003 + row) % 2**bits
+    return (seed * 1_000_003 + row) % (1 << bits)

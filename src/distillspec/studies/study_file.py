@@ -32,6 +32,9 @@ def read_study(path: Path, verbs: Collection[str]) -> Study:
     if "steps" not in found:
         raise UserError(f"{path}: steps is missing: a study needs at least one")
     data, models = (_texts(found.get(key), path) for key in ("data", "models"))
+    for name, file in data.items():
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise UserError(f"{path}: data: {name}: {file} leads out of the folder of --data")
     entries = found["steps"].entries(path)
     taken = _names([*data, *models, *(entry.written for entry in entries)], path)
     steps = tuple(_step(entry, path, verbs, taken) for entry in entries)

@@ -39,6 +39,7 @@ _UNREADABLE = (OSError, LookupError, RuntimeError, TypeError, ValueError, Safete
 """What json, torch and safetensors raise for files that are damaged or of another model."""
 
 _NAME = re.compile(r"step-(\d+)")
+_RUN = re.compile(r"\w+")  # folders that are removed bear it: it may lead nowhere else
 
 
 def save(
@@ -242,6 +243,8 @@ def _read_plain(path: Path) -> dict[str, Any]:
             raise ValueError(f"expected {', '.join(sorted(parts))}, optimizer")
         if plain["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT!r}, found {plain['format']!r}")
+        if not (isinstance(plain["run"], str) and _RUN.fullmatch(plain["run"])):
+            raise ValueError(f"{plain['run']!r} is not the name of a run")
     return plain
 
 
