@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from types import FunctionType
 
 import decoding_checks as checks
+import training_checks as training
 from distillspec.decoding import blocks, gammas, queue, speculative, state
 from distillspec.math import forecast, rules, sampling, verification
+from distillspec.models import causal
+from distillspec.training import losses, passes, product
 
 
 @dataclass(frozen=True)
@@ -500,5 +503,62 @@ MUTANTS = (
         "p / self.eps",
         "p * self.eps",
         (checks.check_lenience, checks.check_lenient_law),
+    ),
+    # --- the training step ---
+    Mutant(
+        "a part of a step is divided by its own count",
+        losses.position_weights,
+        "counting(lengths, reduction, counted) if total is None else total",
+        "counting(lengths, reduction, counted)",
+        (training.check_row_by_row, training.check_sequences),
+    ),
+    Mutant(
+        "a step is divided by its first pass's count",
+        passes.add_gradients,
+        "processes.sums(sum(own))",
+        "processes.sums(own[0])",
+        (training.check_row_by_row, training.check_sequences),
+    ),
+    Mutant(
+        "only the last pass's tokens are counted",
+        passes.add_gradients,
+        "tokens += sum(one.batch.lengths)",
+        "tokens = sum(one.batch.lengths)",
+        (training.check_row_by_row,),
+    ),
+    Mutant(
+        "dropout is the same at every step",
+        passes.add_gradients,
+        '"dropout", state.step, one.first',
+        '"dropout", one.first',
+        (training.check_dropout,),
+    ),
+    Mutant(
+        "dropout is the same in every pass",
+        passes.add_gradients,
+        '"dropout", state.step, one.first',
+        '"dropout", state.step',
+        (training.check_dropout,),
+    ),
+    Mutant(
+        "completions are shifted by one",
+        causal.CausalBody.hidden,
+        "states[i, len(prompt) - 1 : len(prompt) - 1 + n]",
+        "states[i, len(prompt) : len(prompt) + n]",
+        (training.check_states_of_completions,),
+    ),
+    Mutant(
+        "blocks of a 16-bit gradient are all the first",
+        product.Product.add,
+        "slope[:, i : i + block].T",
+        "slope[:, : len(self.d_weight[i : i + block])].T",
+        (training.check_blocks_of_a_product,),
+    ),
+    Mutant(
+        "a block of a 16-bit gradient is replaced, not added to",
+        product.Product.add,
+        "self.d_weight[i : i + block] += slope[:, i : i + block].T @ inputs",
+        "self.d_weight[i : i + block] = slope[:, i : i + block].T @ inputs",
+        (training.check_blocks_of_a_product,),
     ),
 )

@@ -78,18 +78,38 @@ def test_one_prompt_in_any_form():
     assert asked[0] == asked[1] == asked[2]
 
 
+def traces(model):
+    """What a call could leave on a model, part by part: attributes, hooks, flags, gradients."""
+    flags = [(p.requires_grad, p.grad is None, p.dtype, p.data_ptr()) for p in model.parameters()]
+    parts = [
+        (part.training, sorted(vars(part)), len(part._forward_hooks), len(part._forward_pre_hooks))
+        for part in model.modules()
+    ]
+    return flags, parts, model.config.to_dict(), model.generation_config.to_dict()
+
+
 def test_what_the_caller_holds_stays_as_it_is():
-    """transformers#40739, #28759, #27833: settings of a call were kept on the model."""
-    held = [TARGET.config, TARGET.generation_config, DRAFT.config, DRAFT.generation_config]
-    before = [copy.deepcopy(one).to_dict() for one in held]
-    weights = {key: value.clone() for key, value in TARGET.state_dict().items()}
+    """transformers#40739, #28759, #27833: settings of a call were kept on the model.
+
+    Of calls that end, and of one that its caller leaves half-way.
+    """
+    models = TARGET, DRAFT
+    DRAFT.lm_head.weight.requires_grad_(False)  # a flag that differs from the others
+    held = [copy.deepcopy(traces(model)) for model in models]
+    weights = [{key: value.clone() for key, value in m.state_dict().items()} for m in models]
     state = torch.get_rng_state()
-    runs = [both(gamma=Schedule(2), sampling=Sampling(), seed=3) for _ in range(2)]
-    assert runs[0] == runs[1]
-    assert [one.to_dict() for one in held] == before
-    assert all(torch.equal(value, weights[key]) for key, value in TARGET.state_dict().items())
+    options = {"gamma": Schedule(2), "sampling": Sampling(), "seed": 3, "stop": ["w9", 1]}
+    runs = [both(**options) for _ in range(2)]
+    left = stream(TARGET, DRAFT, TEXTS, tokenizer=TOKENIZER, max_new_tokens=8, **options)
+    next(left)
+    left.close()
+    assert runs[0] == runs[1] == both(**options)
+    assert [traces(model) for model in models] == held
+    for model, before in zip(models, weights, strict=True):
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert (TARGET.training, DRAFT.training) == (False, False)
+    assert torch.is_grad_enabled()
+    DRAFT.lm_head.weight.requires_grad_(True)
 
 
 def test_samples_and_seeds():
@@ -253,9 +273,16 @@ def test_numbers_and_functions_are_taken_as_they_come():
 
 
 def test_a_model_in_training_mode_is_refused():
-    model = copy.deepcopy(TARGET).train()
-    with pytest.raises(UserError, match="the target is in training mode"):
-        generate(model, DRAFT, "w7", tokenizer=TOKENIZER)
+    """Whole or in part: the mode of the module itself says nothing of the dropout inside it."""
+    whole, part = copy.deepcopy(TARGET).train(), copy.deepcopy(TARGET)
+    part.model.layers[1].train()
+    for model in (whole, part):
+        modes = [one.training for one in model.modules()]
+        with pytest.raises(UserError, match="the target is in training mode"):
+            generate(model, DRAFT, "w7", tokenizer=TOKENIZER)
+        with pytest.raises(UserError, match="the draft is in training mode"):
+            generate(TARGET, model, "w7", tokenizer=TOKENIZER)
+        assert [one.training for one in model.modules()] == modes
 
 
 def test_several_completions_have_no_single_text():

@@ -9,8 +9,9 @@ import torch
 from transformers import GenerationConfig
 
 import decoding_checks as checks
-from distillspec.decoding import Counts, complete
+from distillspec.decoding import Counts, Schedule, complete
 from distillspec.errors import UserError
+from distillspec.math.processors import processors_of
 from distillspec.math.sampling import GREEDY, Sampling
 from families import ALONE, MADE, WINDOW, family_model
 from support import perturbed, tiny
@@ -27,7 +28,7 @@ def pair(family):
     return target, perturbed(target, 0.1 if family in ("qwen3", "gemma3") else 0.04)
 
 
-def theirs(model, prompt):
+def theirs(model, prompt, eos=(), **settings):
     """transformers' own greedy completion, cached as it caches."""
     module = model.module
     ids = module.generate(
@@ -36,9 +37,10 @@ def theirs(model, prompt):
         generation_config=GenerationConfig(
             max_new_tokens=COUNT,
             do_sample=False,
-            eos_token_id=NO_ID,
+            eos_token_id=list(eos) or NO_ID,
             pad_token_id=0,
             decoder_start_token_id=0,
+            **settings,
         ),
     )[0].tolist()
     return tuple(ids[1 if module.config.is_encoder_decoder else len(prompt) :])
@@ -61,6 +63,38 @@ def test_a_familys_greedy_text_is_transformers_own(family):
         assert output.ids == expected, gamma
         total += output.counts
     assert 0 < total.accepted < total.judged
+
+
+@pytest.mark.parametrize("family", MADE)
+def test_a_familys_text_under_many_settings_is_transformers_own(family):
+    """Rows of a batch that end at different times, behind windows far shorter than they are."""
+    target, draft = pair(family)
+    rows = PROMPTS[:1] if family in ALONE else PROMPTS
+    path = theirs(target, PROMPTS[0])
+    eos = (path[-1], 40, 17)
+    settings = {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[path[1]], list(path[3:5])],
+        "sequence_bias": {(path[2],): -2.0, (33,): 1.0},
+        "min_new_tokens": 4,
+    }
+    expected = [theirs(target, prompt, eos, **settings) for prompt in rows]
+    assert expected[0] != path
+    total = Counts()
+    for gamma in (0, 3, Schedule(2, limit=5)):
+        outputs = complete(
+            target,
+            draft if gamma else None,
+            rows,
+            gamma=gamma,
+            **{**SETTINGS, "stop": eos},
+            processors=processors_of(**settings, stop=eos),
+            batch_size=None if family in ALONE else 2,
+        )
+        assert [output.ids for output in outputs] == expected
+        total = sum((output.counts for output in outputs), total)
+    assert total.judged > 0
 
 
 @pytest.mark.parametrize("family", BATCHED)

@@ -5,12 +5,15 @@ Greedy outputs are equal token by token in float32; for sampled ones the distrib
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
@@ -19,10 +22,10 @@ from transformers import (
 )
 
 import decoding_checks as checks
-from distillspec.decoding import Counts, complete
+from distillspec.decoding import Counts, Schedule, collect, complete, speculate, speculative
 from distillspec.errors import UserError
 from distillspec.math.processors import process, processors_of
-from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.math.sampling import GREEDY, Sampling, draw
 from distillspec.models.processors import adapt
 from distillspec.models.protocol import Batch
 from support import perturbed
@@ -222,3 +225,137 @@ def test_a_sampled_settings_distribution_is_transformers_own(family, name):
     assert torch.equal(p > 0, expected > 0)
     assert (p - expected).abs().max() < 1e-6
     assert (p - logits.softmax(-1)).abs().max() > 1e-3
+
+
+# --- inside a block, in a batch whose rows end at different times ---
+
+MIXED = {
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 2,
+    "bad_words_ids": [[11], [12, 13]],
+    "sequence_bias": {(14,): 3.0, (15,): -2.0, (8, 20): 4.0},
+    "min_new_tokens": 3,
+}
+PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.2}
+"""transformers has none of these."""
+WARPED = {"temperature": 1.7, "top_k": 30, "top_p": 0.97, "min_p": 0.01}
+ENDS = tuple(range(1, 48, 5))
+ROWS = [torch.tensor(ids) for ids in ([7, 8, 9, 8, 3, 20], [5], [30, 31, 30, 31, 30, 32, 9, 8, 20])]
+
+
+class Counted(LogitsProcessor):
+    """The two penalties of OpenAI's API, as it documents them."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        for token, count in Counter(input_ids[0, self.given :].tolist()).items():
+            scores[0, token] -= PENALTIES["presence_penalty"]
+            scores[0, token] -= PENALTIES["frequency_penalty"] * count
+        return scores
+
+
+def scripted(model, prompt, sample):
+    """transformers' sampled completion, `sample` drawing every token; and what it drew from."""
+    given = 1 if model.module.config.is_encoder_decoder else len(prompt)
+    config = generation(
+        eos=ENDS,
+        do_sample=True,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **MIXED,
+        **WARPED,
+    )
+    with patch.object(torch, "multinomial", sample):
+        found = model.module.generate(
+            prompt[None],
+            attention_mask=torch.ones_like(prompt)[None],
+            generation_config=config,
+            logits_processor=LogitsProcessorList([Counted(given)]),
+        )
+    return tuple(found.sequences[0, given:].tolist()), torch.cat(found.scores).softmax(-1)
+
+
+def distributions(model, prompt, ids):
+    """[L, V] what transformers draws from at each of these ids, and never past a stop id."""
+    script = iter(ids)
+
+    def told(probabilities, num_samples):
+        return torch.tensor([[next(script, ENDS[0])]])
+
+    said, p = scripted(model, prompt, told)
+    count = min(len(ids), len(said))
+    assert said[:count] == tuple(ids[:count])
+    return p[:count]
+
+
+def mixed(target, draft, gamma, rows, **options):
+    return speculate(
+        target,
+        draft,
+        rows,
+        gamma=gamma,
+        max_new_tokens=COUNT,
+        sampling=Sampling(**WARPED),
+        processors=processors_of(**MIXED, **PENALTIES, stop=ENDS),
+        stop=ENDS,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_with_the_same_uniforms_a_sampled_text_is_transformers_own_token_by_token(family):
+    target, _ = pair(family)
+    texts = []
+    for prompt, own, again in zip(ROWS, checks.seeded(3), checks.seeded(3), strict=True):
+
+        def drawn(probabilities, num_samples, source=own):
+            u = torch.rand(1, generator=source, dtype=torch.float64)
+            return draw(probabilities, u)[:, None]
+
+        expected, _ = scripted(target, prompt, drawn)
+        (output,) = collect(mixed(target, None, 0, [prompt], generators=[again]), 1)
+        assert output.ids == expected
+        texts.append(output.ids)
+    together = collect(mixed(target, None, 0, ROWS, generators=checks.seeded(3)), 3)
+    assert [output.ids for output in together] == texts
+    assert len({len(ids) for ids in texts}) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_inside_a_block_p_and_q_are_those_of_transformers_at_their_own_prefixes(family):
+    """transformers#28166. Of every token emitted p, and of every token drafted q, rejected or not:
+    with rows that draft different numbers, wait for a place, and end at different times."""
+    target, draft = pair(family)
+    judged, honest = [], speculative.verify
+
+    def spy(p, q, drafted, **settings):
+        judged.append((p, q, drafted))
+        return honest(p, q, drafted, **settings)
+
+    told = {row: () for row in range(3)}
+    drafts = 0
+    with patch.object(speculative, "verify", spy):
+        blocks = mixed(
+            target, draft, Schedule(2, limit=5), ROWS, generators=checks.seeded(3), batch_size=2
+        )
+        for block in list(blocks):
+            p, q, drafted = judged.pop(0)
+            for i, row in enumerate(block.rows):
+                before, ids = told[row], block.ids[i]
+                told[row] = (*before, *ids)
+                theirs_p = distributions(target, ROWS[row], told[row])[len(before) :]
+                assert len(theirs_p) == len(ids)
+                assert (p[i, : len(ids)] - theirs_p).abs().max() < 1e-4
+                written = drafted[i, : block.drafted[i]].tolist()
+                if written:
+                    theirs_q = distributions(draft, ROWS[row], [*before, *written])[len(before) :]
+                    # They end at a drafted stop id; what the draft writes behind it is not used
+                    assert len(theirs_q) == len(written) or written[len(theirs_q) - 1] in ENDS
+                    assert (q[i, : len(theirs_q)] - theirs_q).abs().max() < 1e-4
+                    drafts += len(theirs_q)
+    assert drafts > 10
+    assert not judged
+    assert len({len(ids) for ids in told.values()}) > 1

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from distillspec.decoding import complete
+from distillspec.decoding import Schedule, complete
 from distillspec.errors import UserError
+from distillspec.math.processors import processors_of
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models import static
 from support import perturbed, tiny
@@ -41,6 +42,33 @@ def test_outputs_are_those_of_growing_caches(family, sampling):
     fixed = [model.static(lambda forward: forward) for model in (target, draft)]
     assert [o.ids for o in decoded(*fixed, gamma=3, sampling=sampling)] == [o.ids for o in plain]
     assert any(0 < o.counts.accepted < o.counts.judged for o in plain)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_refilled_batch_under_settings_is_the_same_too(family):
+    """Rows that draft different numbers, wait, end at different times, outgrow their buffers."""
+    target = tiny(family)
+    draft = perturbed(target, 0.05)
+    prompts = [*PROMPTS, torch.arange(6, 36), torch.tensor([9, 9])]
+    fixed = [model.static(lambda forward: forward) for model in (target, draft)]
+    chain = processors_of(repetition_penalty=1.3, no_repeat_ngram_size=2, presence_penalty=0.5)
+    for sampling in (GREEDY, Sampling(0.9, top_p=0.95)):
+        found = [
+            complete(
+                *models,
+                prompts,
+                gamma=Schedule(2, limit=6),
+                max_new_tokens=18,
+                sampling=sampling,
+                processors=chain,
+                stop=tuple(range(1, 48, 9)),
+                batch_size=2,
+                generators=[torch.Generator().manual_seed(i) for i in range(len(prompts))],
+            )
+            for models in ((target, draft), fixed)
+        ]
+        assert [o.ids for o in found[0]] == [o.ids for o in found[1]]
+        assert len({len(o.ids) for o in found[0]}) > 1
 
 
 def test_a_pass_is_compiled_once_for_each_shape(monkeypatch):

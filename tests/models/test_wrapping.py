@@ -141,12 +141,16 @@ def test_t5_in_float16_is_refused_and_bfloat16_is_not():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_training_mode_and_global_randomness_survive_the_trial(family):
+def test_training_modes_and_global_randomness_survive_the_trial(family):
+    """Part by part: a trial that gave all of them the mode of the whole woke frozen dropout."""
     made = module(family)
     made.train()
+    made.get_input_embeddings().eval()
+    modes = [part.training for part in made.modules()]
     before = torch.random.get_rng_state()
     model = wrap(made, word_tokenizer())
-    assert made.training
+    assert [part.training for part in made.modules()] == modes
+    assert len(set(modes)) == 2
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import distillspec.training.distill as loop
+import training_checks as checks
 from distillspec.decoding import complete
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
@@ -16,29 +17,11 @@ from distillspec.training.cache import HiddenCache, states_of
 from distillspec.training.data import Batches, Example, parts_of
 from distillspec.training.distill import distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
-from distillspec.training.recipes import Divergence, Mixture, Recipe
 from distillspec.training.state import State
 from support import perturbed, random_table, tiny
+from training_checks import EOS, recipe, run, table_pair, with_dropout
 
 SOFT = ["forward_kl", "reverse_kl", "jsd:0.5", "total_variation"]
-EOS = 5
-
-
-def recipe(divergence="forward_kl", *, fixed=0, draft=0, target=0, **settings):
-    defaults = {
-        "optimizer": AdamW(),
-        "schedule": Schedule(),
-        "learning_rate": 0.05,
-        "batch_size": 4,
-        "max_new_tokens": 6,
-    }
-    mixture = Mixture(fixed, draft, target)
-    return Recipe(Divergence.parse(divergence), mixture, **{**defaults, **settings})
-
-
-def table_pair():
-    target = random_table(6, seed=1, scale=2.0, eos_ids=(EOS,))
-    return target, random_table(6, seed=2, eos_ids=(EOS,))
 
 
 def table_data(count=10, size=4):
@@ -58,11 +41,6 @@ def text_data(count=6, size=2):
         ],
         size,
     )
-
-
-def run(target, draft, batches, plan, count, *, seed=0, **settings):
-    state = State(draft, batches, plan, seed=seed)
-    return list(islice(distill(target, draft, batches, plan, state=state, **settings), count))
 
 
 def weights(model):
@@ -167,13 +145,6 @@ def test_the_target_is_left_alone(family):
     assert target.module.training
 
 
-def with_dropout(model, share=0.5):
-    for part in model.module.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = share
-    return model
-
-
 def test_the_target_scores_without_dropout():
     """TaCL#11: the teacher scored with its dropout on."""
     target = with_dropout(tiny("t5", seed=1))
@@ -198,6 +169,11 @@ def test_the_draft_trains_in_the_mode_it_came_in(training):
     silent = run(target, with_dropout(tiny("t5", seed=2), 0.0), text_data(), plan, 2)
     assert (steps[0].loss == silent[0].loss) != training
     assert steps[0].tokens == silent[0].tokens, "rollouts are made without dropout"
+
+
+def test_every_pass_of_every_step_has_dropout_of_its_own():
+    """A seed that forgot step or row would train one thinned network for ever."""
+    checks.check_dropout()
 
 
 def test_the_global_random_state_is_left_alone():
@@ -685,25 +661,8 @@ def test_a_run_that_computes_activations_again_is_the_same_run_and_samples_with_
 @pytest.mark.parametrize("reduction", ["sequence_mean", "token_mean"])
 @pytest.mark.parametrize("divergence", ["forward_kl", "acceptance", "cross_entropy", "path:2"])
 def test_a_step_row_by_row_is_the_step_of_the_whole_batch(divergence, reduction):
-    """trl#4719: (1/1 + 9/3)/2 = 2.0 instead of 10/4 = 2.5. Completions of 1, 3, 7 and 2 tokens."""
-    g = torch.Generator().manual_seed(5)
-    rows = [torch.randint(0, 6, (n,), generator=g) for n in (1, 3, 7, 2)]
-    batches = Batches([Example(torch.tensor([i]), row) for i, row in enumerate(rows)], 4)
-    plan = recipe(divergence, fixed=1, reduction=reduction)
-
-    def trained(rows_at_once):
-        target, draft = table_pair()
-        (step,) = run(target, draft, batches, plan, 1, rows_at_once=rows_at_once)
-        return step, draft.logits.detach()
-
-    whole, expected = trained(None)
-    for rows_at_once in (1, 2, 3):
-        step, found = trained(rows_at_once)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        for key in ("loss", "gradient_norm", "tokens", "accepted"):
-            a, b = getattr(step, key), getattr(whole, key)
-            assert a == (b if b is None else pytest.approx(b, rel=1e-12)), key
-    assert whole.tokens == 13
+    """trl#4719: (1/1 + 9/3)/2 = 2.0 instead of 10/4 = 2.5."""
+    checks.check_row_by_row(divergence, reduction)
 
 
 def test_a_pass_sees_no_more_rows_than_asked(monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import training_checks as checks
 from distillspec.errors import UserError
 from distillspec.math import divergences
 from distillspec.math.forecast import expected_calls
@@ -404,6 +405,10 @@ def test_in_bfloat16_the_gradients_stay_within_two_per_cent(name):
         assert (got.grad.double() - gradient).norm() <= 0.02 * gradient.norm()
 
 
+def test_the_gradient_of_a_16_bit_matrix_is_the_same_in_several_blocks():
+    checks.check_blocks_of_a_product()
+
+
 def test_two_parameters_that_autograd_gives_one_gradient_tensor_stay_apart():
     """Adding chunks in place into a gradient that two parameters share would count it twice."""
 
@@ -499,6 +504,11 @@ def test_the_last_prompt_token_predicts_the_first_label_and_the_last_label_nothi
     }
     changed = [token for token in after if after[token] != before]
     assert changed == [2, 3], "1 is inside the prompt, 4 is the last label, 0 is nowhere"
+
+
+def test_the_states_of_a_completion_are_those_that_predict_it():
+    """SpecForge#885, #473, in the passes of a transformer."""
+    checks.check_states_of_completions()
 
 
 def test_a_row_counts_its_own_tokens():

@@ -24,6 +24,7 @@ from distillspec.errors import UserError
 from distillspec.models.adapter import Body, TransformersModel
 from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
+from distillspec.models.modes import evaluation_mode
 from distillspec.models.saving import Trimmed, output_layer, trim_head
 from distillspec.models.seq2seq import Seq2SeqBody
 from distillspec.models.text import Tokenizer
@@ -65,8 +66,8 @@ def as_model(
         what: What messages call it.
 
     Raises:
-        UserError: there is no tokenizer, it is in training mode (dropout would make its passes
-            differ), or it cannot be used.
+        UserError: there is no tokenizer, it or a part of it is in training mode (dropout would make
+            its passes differ), or it cannot be used.
     """
     if isinstance(model, TransformersModel):
         return model
@@ -77,7 +78,7 @@ def as_model(
         )
     if tokenizer is None:
         raise UserError(f"the {what} is a transformers model: give its tokenizer too")
-    if model.training:
+    if any(part.training for part in model.modules()):
         raise UserError(f"the {what} is in training mode: call its .eval() first")
     return wrap(model, tokenizer)
 
@@ -222,20 +223,18 @@ def _try(model: TransformersModel, head: Head) -> None:
     Raises:
         UserError: naming the model, if they differ or the model cannot be run like this.
     """
-    module, training = model.module, model.module.training
-    module.train(False)
+    module = model.module
     try:
         ids = torch.arange(4, device=model.device) * (
             min(model.vocabulary.size, _rows(module)) // 4
         )
-        ours, theirs = _logits_with_rollback(model, head, ids), _logits_plain(model, ids)
+        with evaluation_mode(module):
+            ours, theirs = _logits_with_rollback(model, head, ids), _logits_plain(model, ids)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
         raise UserError(
             f"{model.name} ({type(module).__name__}) cannot be decoded with a key-value cache that "
             f"is rolled back: {type(error).__name__}: {error}"
         ) from error
-    finally:
-        module.train(training)
     off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
     if not off <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
         raise UserError(

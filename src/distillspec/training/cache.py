@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from distillspec.math.precision import at_least_float32
+from distillspec.models.modes import evaluation_mode
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.chunks import Rows
-from distillspec.training.data import evaluation_mode
 
 
 def states_of(model: LanguageModel, batch: Batch) -> Tensor:

@@ -6,16 +6,17 @@ The order is a function of the seed and the step, so a position in the data is o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from distillspec.decoding import Output, complete
 from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
+from distillspec.models.modes import evaluation_mode
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.randomness import generator
 
@@ -135,18 +136,6 @@ def _cut(rows: range, pieces: int) -> list[range]:
     """Cut into contiguous pieces whose sizes differ by one at most."""
     edges = [len(rows) * i // pieces for i in range(pieces + 1)]
     return [rows[edges[i] : edges[i + 1]] for i in range(pieces)]
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Switch every submodule to eval mode and give each its own mode back afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def rollout(
