@@ -167,6 +167,7 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     assert serve["llama.cpp"]["rule"] == "argmax"
     assert serve["openvino"]["rule"] == "greedy"
     page = (tmp_path / "out" / "serve.md").read_text()
+    assert "a relative path holds where that ran" in page
     assert all(f"## {name}" in page for name in serve)
 
 

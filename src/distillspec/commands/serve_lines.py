@@ -178,7 +178,8 @@ def as_markdown(pair: Pair, engines: dict[str, dict[str, Any]]) -> str:
     """Write the lines as a page."""
     parts = [
         "# How to serve this pair\n",
-        f"Target `{pair.target}`, draft `{pair.draft}`, γ = {pair.gamma}.\n",
+        f"Target `{pair.target}`, draft `{pair.draft}`, γ = {pair.gamma}. Both are named as they "
+        "were to `export`: a relative path holds where that ran.\n",
     ]
     for name, engine in engines.items():
         parts.append(f"## {name}\n")
