@@ -111,7 +111,10 @@ def test_a_study_fails_in_one_cell_is_mended_and_goes_on(place, capsys, monkeypa
     (cut,) = [row for row in stored(place) if "failed" in row]
     assert "Traceback" in cut["failed"]  # none of the user's: the trace is kept
 
-    monkeypatch.setattr(train, "run_distill", whole)
+    def told(settings):
+        return {**whole(settings), "said": f"The draft is in {settings.out}."}
+
+    monkeypatch.setattr(train, "run_distill", told)
     before = stored(place)
     code, found, _ = run(capsys, *arguments(place, "run", text))
     assert (code, found["done"], found["failed"]) == (0, 8, 0)

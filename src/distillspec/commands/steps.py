@@ -109,7 +109,10 @@ def _device(folder: Path) -> dict[str, Any]:
 
 
 def _portable(value: Any, out: Path, written_as: Mapping[str, str]) -> Any:
-    """Write paths as the study's file does, or relative to its folder: results outlive places."""
+    """Write paths as the study's file does, or relative to its folder, in sentences too.
+
+    Results outlive the places of data, models and cells.
+    """
     if isinstance(value, Mapping):
         return {key: _portable(one, out, written_as) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,7 +120,7 @@ def _portable(value: Any, out: Path, written_as: Mapping[str, str]) -> Any:
     if not isinstance(value, str):
         return value
     task, equals, path = value.rpartition("=")
-    return task + equals + written_as.get(path, path).removeprefix(f"{out}/")
+    return (task + equals + written_as.get(path, path)).replace(f"{out}/", "")
 
 
 def _plain(label: str) -> str:
