@@ -3,15 +3,16 @@
     distillspec VERB [flags]
 
 Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 2 a user's error told
-in one line, 3 done but a demand such as --min-speedup was not met, 130 interrupted. The functions
-are imported when their verb is called, because torch takes seconds to import and `--help` must
-not.
+in one line, 3 done but a demand such as --min-speedup was not met, 130 interrupted, 141 nobody
+reads stdout any more. The functions are imported when their verb is called, because torch takes
+seconds to import and `--help` must not.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -40,23 +41,28 @@ def _main(arguments: list[str], messages: TextIO) -> int:
         # A stdout that knows no α (a Windows pipe, LC_ALL=C) must not cost an hour's result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(arguments, messages)
+        text, code = _run(arguments, messages)
     except UserError as error:
         print(f"distillspec: error: {error}", file=messages)
         return 2
     except KeyboardInterrupt:
         print("distillspec: interrupted", file=messages)
         return 130
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `distillspec … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else exit flushes again
+        return 141
+    return code
 
 
-def _run(arguments: list[str], messages: TextIO) -> int:
+def _run(arguments: list[str], messages: TextIO) -> tuple[str, int]:
+    """Run a verb; return what goes to stdout, and the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
-        return 0
+        return _overview(), 0
     name, *rest = arguments
     if name == "--version":
-        print(distillspec.__version__)
-        return 0
+        return distillspec.__version__, 0
     if name not in VERBS:
         raise UserError(f"unknown verb {name!r}; {nearest(name, VERBS)}")
     verb = VERBS[name]
@@ -68,10 +74,11 @@ def _run(arguments: list[str], messages: TextIO) -> int:
     parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
     module = import_module(f"distillspec.commands.{verb.module}")
     result = getattr(module, verb.function)(parsed.settings)
-    print(module.tell(result), file=messages if parsed.json else sys.stdout)
+    text, code = module.tell(result), 3 if result.get("unmet") else 0
     if parsed.json:
-        print(json.dumps(result, allow_nan=False))
-    return 3 if result.get("unmet") else 0
+        print(text, file=messages)
+        text = json.dumps(result, allow_nan=False)
+    return text, code
 
 
 def _overview() -> str:

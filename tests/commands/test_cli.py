@@ -499,3 +499,13 @@ def test_a_stdout_without_greek_letters_still_gets_the_result(tmp_path, pair, mo
 
 def test_decoded_text_cannot_command_the_terminal():
     assert decode._harmless("a\tb\n\x1b[2J\x07é") == "a\tb\n\ufffd[2J\ufffdé"
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    """`distillspec … | head` ended in a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "distillspec", "--help"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
