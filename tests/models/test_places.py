@@ -30,7 +30,7 @@ def test_a_name_with_no_folder_is_sought_on_the_hub_without_waiting_for_a_networ
         assert url.endswith("/drafts/kd/resolve/main/config.json")
         raise raised
 
-    def config(source):
+    def config(source, **_):
         asked.append(source)
         raise OSError("no such model")
 
@@ -45,5 +45,5 @@ def test_a_model_of_the_hub_that_is_here_is_not_asked_for_twice(monkeypatch, tmp
     """Without a network it loads as before."""
     monkeypatch.setattr(places, "try_to_load_from_cache", lambda *_: str(tmp_path))
     monkeypatch.setattr(places, "get_hf_file_metadata", None)  # a call would be a TypeError
-    monkeypatch.setattr(places.AutoConfig, "from_pretrained", lambda source: source)
+    monkeypatch.setattr(places.AutoConfig, "from_pretrained", lambda source, **_: source)
     assert places.read_config(places.find_place("org/here")) == "org/here"
