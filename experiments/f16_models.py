@@ -23,7 +23,7 @@ def finding(results: Results) -> Finding:
 
     The intervals of target and draft are taken as if unpaired, which can only widen the difference.
     """
-    gains, rows, names = [], [], []
+    gains, rows, names, labels = [], [], [], []
     for row in (row for step in STEPS for row in results.of(step)):
         where = place(row["axes"]) or Path(row["result"]["prompts"]).name
         found = {}
@@ -36,6 +36,7 @@ def finding(results: Results) -> Finding:
             exact = Estimate(value=unigram, low=unigram, high=unigram)
             gains.append(unpaired(exact, one["nats_per_token"]))
             names.append(f"{where}: {title(source)} than unigrams")
+            labels.append(f"{where}: {source['axes'].get('recipe', source['step'])}")
             rows.append(
                 (where, title(source), estimated(one["perplexity"], 1))
                 + (estimated(one["bits_per_byte"], 2), f"{one['unigram_perplexity']:.1f}")
@@ -44,6 +45,7 @@ def finding(results: Results) -> Finding:
         if target is not None and draft is not None:
             gains.append(unpaired(draft, target))
             names.append(f"{where}: target than draft")
+            labels.append(names[-1])
     if not gains:
         return not_run("16", CLAIM, "predicted")
     missed = [name for name, gain in zip(names, gains, strict=True) if gain["low"] <= 0]
@@ -56,9 +58,9 @@ def finding(results: Results) -> Finding:
         ("data", "model", "perplexity", "bits a byte", "unigrams"),
         tuple(rows),
         dots(
-            names,
+            labels,
             ["nats"],
-            [Dots("nats a token below", tuple((interval(g),) for g in gains), even=0.0)],
+            [Dots("nats a token below unigrams", tuple((interval(g),) for g in gains), even=0.0)],
         ),
     )
 
