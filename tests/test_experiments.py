@@ -358,6 +358,12 @@ def test_the_page_of_findings_says_what_the_committed_results_say():
         assert written[found.number] == found.outcome
 
 
+def test_the_committed_results_name_no_place_of_the_machine():
+    for file in sorted((EXPERIMENTS / "results").glob("*/results.jsonl")):
+        assert Results.read(file).rows
+        assert not re.search(r"/(tmp|home|root|work|Users)/", file.read_text("utf-8")), file
+
+
 def shrunk(file, tmp_path, models):
     """A study of the paper's scale for tiny models: two steps, one recipe, rows from a file."""
     text = file.read_text("utf-8")
