@@ -135,7 +135,7 @@ def _served(
         [engine.drafted[i] for i in enough],
         promised,
         rules,
-        rule=settings.rule if settings.rule in rules else "ratio",  # greedy is one rule
+        rule="ratio" if promised.sampling.temperature == 0 else settings.rule,
         gamma=gamma,
         batch_size=settings.batch_size,
     )
