@@ -36,7 +36,8 @@ def finding(results: Results) -> Finding:
             exact = Estimate(value=unigram, low=unigram, high=unigram)
             gains.append(unpaired(exact, one["nats_per_token"]))
             names.append(f"{where}: {title(source)} than unigrams")
-            labels.append(f"{where}: {source['axes'].get('recipe', source['step'])}")
+            model = source["axes"].get("recipe", source["step"].removeprefix("other-"))
+            labels.append(f"{where}: {model} than unigrams")
             rows.append(
                 (where, title(source), estimated(one["perplexity"], 1))
                 + (estimated(one["bits_per_byte"], 2), f"{one['unigram_perplexity']:.1f}")
@@ -45,7 +46,7 @@ def finding(results: Results) -> Finding:
         if target is not None and draft is not None:
             gains.append(unpaired(draft, target))
             names.append(f"{where}: target than draft")
-            labels.append(names[-1])
+            labels.append(f"{where}: target than draft")
     if not gains:
         return not_run("16", CLAIM, "predicted")
     missed = [name for name, gain in zip(names, gains, strict=True) if gain["low"] <= 0]
@@ -60,7 +61,7 @@ def finding(results: Results) -> Finding:
         dots(
             labels,
             ["nats"],
-            [Dots("nats a token below unigrams", tuple((interval(g),) for g in gains), even=0.0)],
+            [Dots("nats a token below", tuple((interval(g),) for g in gains), even=0.0)],
         ),
     )
 
