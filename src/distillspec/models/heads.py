@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from distillspec.models.products import multiplied, product
+from distillspec.models.products import multiplier, product
 from distillspec.models.vocabulary import Vocabulary
 
 
@@ -43,7 +43,11 @@ class Head:
         `projection` takes the place of `linear`, if given.
         """
         inputs = hidden if self.before == 1.0 else hidden * self.before
-        logits = product(self.linear, inputs) if projection is None else projection(inputs)
+        logits = (
+            product(self.linear, inputs, multiplier(inputs))
+            if projection is None
+            else projection(inputs)
+        )
         if self.bias is not None:
             logits = logits + self.bias.to(logits.device)
         if self.after != 1.0:
@@ -85,7 +89,7 @@ class Head:
         absent |= torch.isin(ids, torch.tensor(self.vocabulary.holes, device=ids.device))
 
         def head(hidden: Tensor) -> Tensor:
-            logits = part.rows(hidden, lambda inputs: multiplied(inputs, weight, own))
+            logits = part.rows(hidden, lambda inputs: multiplier(inputs)(inputs, weight, own))
             return logits.masked_fill(absent, -torch.inf)
 
         return head

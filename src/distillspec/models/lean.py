@@ -10,7 +10,8 @@ would lose: torch has no fast kernel there for grouped heads under a mask.
 
 from __future__ import annotations
 
-from typing import cast
+from itertools import islice
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,15 +19,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
     LlamaDecoderLayer,
     LlamaModel,
     LlamaRMSNorm,
 )
 
-from distillspec.models.products import product
-
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the positions, [B or 1, 1, k, D] each."""
+from distillspec.models.products import Multiply, multiplier, product
 
 
 def is_lean(module: PreTrainedModel) -> bool:
@@ -66,59 +65,88 @@ def lean_states(
     if positions is None:
         positions = torch.arange(width, width + k, device=tokens.device)[None]
     states: Tensor = model.embed_tokens(tokens)  # [B, k, H]
-    cos, sin = model.rotary_emb(states, position_ids=positions)  # [B or 1, k, D]
-    rotation = cos[:, None], sin[:, None]
-    bias = _attention_bias(mask, width, k, states)
-    for layer in model.layers[: module.config.num_hidden_layers]:
-        states = _layer(cast(LlamaDecoderLayer, layer), states, rotation, cache, bias)
-    return _normed(states, model.norm)
-
-
-def _layer(
-    layer: LlamaDecoderLayer,
-    states: Tensor,
-    rotation: Rotation,
-    cache: DynamicCache,
-    bias: Tensor | None,
-) -> Tensor:
-    attention, mlp = layer.self_attn, layer.mlp
-    shape = (*states.shape[:2], -1, attention.head_dim)
-    normed = _normed(states, layer.input_layernorm)
-    queries = product(attention.q_proj, normed).view(shape).transpose(1, 2)  # [B, heads, k, D]
-    keys = product(attention.k_proj, normed).view(shape).transpose(1, 2)  # [B, groups, k, D]
-    values = product(attention.v_proj, normed).view(shape).transpose(1, 2)
-    keys, values = cache.update(_rotated(keys, rotation), values, attention.layer_idx)
-    mixed = scaled_dot_product_attention(
-        _rotated(queries, rotation),
-        keys,
-        values,
-        attn_mask=bias,
-        scale=attention.scaling,
-        enable_gqa=True,
+    shared = _Pass(
+        cache,
+        rotation=_rotation(*model.rotary_emb(states, position_ids=positions)),
+        seen=_seen(mask, width, k, states),
+        floor=torch.tensor(module.config.rms_norm_eps**0.5, device=states.device),
+        multiply=multiplier(states),
     )
-    states = states + product(attention.o_proj, mixed.transpose(1, 2).flatten(2))
-    normed = _normed(states, layer.post_attention_layernorm)
-    widened = mlp.act_fn(product(mlp.gate_proj, normed)) * product(mlp.up_proj, normed)
-    return states + product(mlp.down_proj, widened)
+    for layer in islice(model.layers, module.config.num_hidden_layers):
+        states = _layer(cast(LlamaDecoderLayer, layer), states, shared)
+    return _normed(states, model.norm, shared.floor)
 
 
-def _normed(states: Tensor, norm: LlamaRMSNorm) -> Tensor:
-    """Divide by the root mean square, in float32 as transformers does, and scale."""
+class _Pass(NamedTuple):
+    """What all layers of a pass share."""
+
+    cache: DynamicCache
+    rotation: tuple[Tensor, Tensor]
+    seen: Tensor | None
+    floor: Tensor
+    """√ε of the norms, float32: what a root mean square is kept away from 0 by."""
+    multiply: Multiply
+
+
+def _layer(layer: LlamaDecoderLayer, states: Tensor, shared: _Pass) -> Tensor:
+    mlp, multiply = layer.mlp, shared.multiply
+    states = states + _attended(
+        layer.self_attn, _normed(states, layer.input_layernorm, shared.floor), shared
+    )
+    normed = _normed(states, layer.post_attention_layernorm, shared.floor)
+    gate = mlp.act_fn(product(mlp.gate_proj, normed, multiply))
+    widened = gate * product(mlp.up_proj, normed, multiply)
+    return states + product(mlp.down_proj, widened, multiply)
+
+
+def _attended(attention: LlamaAttention, normed: Tensor, shared: _Pass) -> Tensor:
+    """Attend from [B, k, H] normed states to the cache and them, which are added to it."""
+    multiply, (B, k, _), D = shared.multiply, normed.shape, attention.head_dim
+    queries = product(attention.q_proj, normed, multiply)
+    keys = product(attention.k_proj, normed, multiply)
+    values = product(attention.v_proj, normed, multiply).view(B, k, -1, D).transpose(1, 2)
+    # Queries and keys are rotated as one: the number of calls counts here, not the arithmetic.
+    both = torch.cat([queries, keys], dim=-1).view(B, k, -1, D).transpose(1, 2)
+    groups = values.shape[1]
+    queries, keys = _rotated(both, shared.rotation).split(
+        [both.shape[1] - groups, groups], dim=1
+    )  # [B, heads, k, D], [B, groups, k, D]
+    keys, values = shared.cache.update(keys, values, cast(int, attention.layer_idx))
+    # The heads of a group become rows of one head: torch's kernel would read the keys once for
+    # each head instead.
+    rows = queries.reshape(B, groups, -1, D)  # [B, groups, heads / groups · k, D]
+    seen = shared.seen
+    if seen is not None:
+        seen = seen.repeat(1, 1, rows.shape[2] // k, 1)
+    mixed = scaled_dot_product_attention(
+        rows, keys, values, attn_mask=seen, scale=attention.scaling
+    )
+    mixed = mixed.view(queries.shape).transpose(1, 2).flatten(2)  # [B, k, heads · D]
+    return product(attention.o_proj, mixed, multiply)
+
+
+def _normed(states: Tensor, norm: LlamaRMSNorm, floor: Tensor) -> Tensor:
+    """Divide by √(mean square + ε), in float32 as transformers does, and scale."""
     wide = states.float()
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    inverse = (length.square() / states.shape[-1] + norm.variance_epsilon).rsqrt_()
-    scaled: Tensor = norm.weight * (wide * inverse).to(states.dtype)
+    root = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).mul_(states.shape[-1] ** -0.5)
+    scaled: Tensor = norm.weight * wide.div(torch.hypot(root, floor)).to(states.dtype)
     return scaled
 
 
-def _rotated(states: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate [B, heads, k, D] pairs of features by their positions' angles."""
+def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Give [B or 1, k, D] angles a dimension for heads; the first half of the sines is negated."""
+    first, second = sin.chunk(2, dim=-1)
+    return cos[:, None], torch.cat([-first, second], dim=-1)[:, None]
+
+
+def _rotated(states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate [B, heads, k, D] pairs of features, D / 2 apart, by their positions' angles."""
     cos, sin = rotation
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat([-second, first], dim=-1) * sin
+    # Not fused: in bfloat16 each product is rounded, as in transformers.
+    return (states * cos).add_(states.roll(states.shape[-1] // 2, dims=-1).mul_(sin))
 
 
-def _attention_bias(mask: Tensor | None, width: int, k: int, like: Tensor) -> Tensor | None:
+def _seen(mask: Tensor | None, width: int, k: int, like: Tensor) -> Tensor | None:
     """Return what is added to the scores: −inf at later tokens and padding, [B or 1, 1, k, L].
 
     Added, not boolean: attention would convert a boolean mask anew in every layer.

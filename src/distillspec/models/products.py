@@ -8,6 +8,9 @@ slower from 4 rows on (docs/log.md). Both sum the same terms; they differ by rou
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,23 +20,37 @@ FEW = range(4, 64)
 vector, for more x · Wᵀ is as fast."""
 
 
-def product(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return `layer(inputs)`, [..., H] -> [..., R], multiplied in the faster order.
+Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""inputs [..., H], weight [R, H] and bias [R] or None -> inputs · weightᵀ + bias, contiguous."""
 
-    Anything but a plain linear layer, in float32 on a CPU and without gradient, is called as it
-    is.
+
+def multiplier(inputs: Tensor) -> Multiply:
+    """Return what multiplies as many rows as these fastest, for a whole pass over them.
+
+    That is `linear` itself but for few rows in float32 on a CPU and without gradient.
     """
-    plain = plain_linear(layer) if _few_rows(inputs) else None
+    few = (
+        inputs.device.type == "cpu"
+        and inputs.dtype == torch.float32
+        and not torch.is_grad_enabled()
+        and inputs.numel() // inputs.shape[-1] in FEW
+    )
+    return _turned if few else functional.linear
+
+
+def product(layer: nn.Module, inputs: Tensor, multiply: Multiply) -> Tensor:
+    """Return `layer(inputs)`, [..., H] -> [..., R].
+
+    A plain linear layer is multiplied as `multiply` says, anything else is called as it is.
+    """
+    plain = plain_linear(layer)
     if plain is not None:
-        return multiplied(inputs, plain.weight, plain.bias)
+        return multiply(inputs, plain.weight, plain.bias)
     outputs: Tensor = layer(inputs)
     return outputs
 
 
-def multiplied(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return inputs · weightᵀ + bias, [..., H] and [R, H] -> [..., R], contiguous."""
-    if not _few_rows(inputs):
-        return functional.linear(inputs, weight, bias)
+def _turned(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = inputs.reshape(-1, inputs.shape[-1])
     outputs = torch.mm(weight, rows.t().contiguous()).t().contiguous()
     if bias is not None:
@@ -47,12 +64,3 @@ def plain_linear(layer: nn.Module | None) -> nn.Linear | None:
         return None
     hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
     return None if hooked else layer
-
-
-def _few_rows(inputs: Tensor) -> bool:
-    return (
-        inputs.device.type == "cpu"
-        and inputs.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and inputs.numel() // inputs.shape[-1] in FEW
-    )
