@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from distillspec.math.pairs import Pair, check_kept
+from distillspec.math.pairs import Pair, check_kept, pair_of
 from distillspec.math.precision import at_least_float32
 
 
@@ -83,10 +83,10 @@ def lumped(known: Known, draft_logits: Tensor, *, kept: Tensor | None = None) ->
     target = torch.cat([known.logprobs, known.tail[..., None].to(known.logprobs)], -1)
     log_p, log_q = target.to(draft.dtype).log_softmax(-1), draft.log_softmax(-1)
     if kept is None:
-        return Pair(log_p, log_q, None)
+        return pair_of(log_p, log_q, None)
     lacking = draft.detach() == -math.inf
     outside = log_p.exp().masked_fill(~lacking, 0.0).sum(-1)
-    return Pair(log_p.masked_fill(lacking, -math.inf), log_q, outside)
+    return pair_of(log_p.masked_fill(lacking, -math.inf), log_q, outside)
 
 
 def _rest(logits: Tensor, columns: Tensor) -> Tensor:

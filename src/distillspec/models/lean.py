@@ -108,10 +108,9 @@ def _attended(attention: LlamaAttention, normed: Tensor, shared: _Pass) -> Tenso
     # Queries and keys are rotated as one: the number of calls counts here, not the arithmetic.
     both = torch.cat([queries, keys], dim=-1).view(B, k, -1, D).transpose(1, 2)
     groups = values.shape[1]
-    queries, keys = _rotated(both, shared.rotation).split(
-        [both.shape[1] - groups, groups], dim=1
-    )  # [B, heads, k, D], [B, groups, k, D]
-    keys, values = shared.cache.update(keys, values, cast(int, attention.layer_idx))
+    rotated = _rotated(both, shared.rotation)
+    queries, keys = rotated[:, :-groups], rotated[:, -groups:]  # [B, heads or groups, k, D]
+    keys, values = shared.cache.update(keys, values, attention.layer_idx)
     # The heads of a group become rows of one head: torch's kernel would read the keys once for
     # each head instead.
     rows = queries.reshape(B, groups, -1, D)  # [B, groups, heads / groups · k, D]

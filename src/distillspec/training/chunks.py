@@ -22,9 +22,9 @@ from distillspec.models.products import plain_linear
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.product import Product
 
-CHUNK_BYTES = 1 << 25
+CHUNK_BYTES = 3 << 23
 """What one chunk's logits may take in float32: large enough for the matrix products to run at full
-speed, small beside the output matrix."""
+speed, small beside the output matrix (docs/log.md has memory and time of other sizes)."""
 TILE_BYTES = 1 << 20
 """The same for the rows of one pass over the vocabulary on a CPU: a few such tensors fit its cache.
 Elsewhere a tile is a chunk, because every small pass costs a launch."""
@@ -228,7 +228,9 @@ def _score(
             weights = objective.weights[place].to(value)
             loss = _weighed(value, weights)
             (found,) = torch.autograd.grad(loss, part)
-        slope[inside] = found.masked_fill((weights == 0)[:, None], 0.0)
+        slope[inside] = found
+        if bool((weights == 0).any()):  # what is infinite there has no gradient to tell
+            slope[inside].masked_fill_((weights == 0)[:, None], 0.0)
         values.append(loss.detach())
         measures += [] if measure is None else [measure.sum()]
     return (
