@@ -15,7 +15,7 @@ from distillspec.decoding import Counts, Schedule, collect, complete, speculate,
 from distillspec.math import verification
 from distillspec.math.forecast import acceptance_ratios, expected_calls
 from distillspec.math.rules import AS_SAMPLED, MATCHED
-from distillspec.math.sampling import GREEDY, Sampling
+from distillspec.math.sampling import BLOCK, GREEDY, Sampling, draw
 from distillspec.math.verification import exponential, linear, lossless, squared
 from distillspec.models.protocol import Batch
 from distillspec.models.toy import TableModel
@@ -754,6 +754,23 @@ def check_draw_at_the_edges():
     p = torch.tensor([0.0, 0.3, 0.0, 0.3, 0.4, 0.0])
     for u in (0.0, 1e-300, 0.3, 0.29999999, 0.6, 1 - 2**-53):
         assert int(speculative.draw(p, torch.tensor(u, dtype=torch.float64))) in (1, 3, 4)
+
+
+def check_draw_by_blocks():
+    """At both edges of every id's share of [0, 1), over blocks that are full, cut and empty."""
+    size, generator = BLOCK, torch.Generator().manual_seed(3)
+    row = torch.rand(4 * size + 9, generator=generator, dtype=torch.float64) ** 8
+    row[torch.rand(len(row), generator=generator) < 0.3] = 0.0
+    row[2 * size : 3 * size] = 0.0
+    row[:5] = 0.0
+    shares, gap = row / row.sum(), 1e-13  # above rounding, below most shares
+    possible = (shares > 2 * gap).nonzero().squeeze(-1)
+    ends = shares.cumsum(-1)[possible]
+    for u in (ends - shares[possible] + gap, ends - gap):
+        assert torch.equal(draw(row.expand(len(u), -1), u), possible)
+    first, last = row.nonzero()[[0, -1], 0].tolist()
+    assert draw(row.expand(2, 3, -1), torch.zeros(2, 3)).tolist() == [[first] * 3] * 2
+    assert int(draw(row, torch.tensor(1 - 2**-53, dtype=torch.float64))) == last
 
 
 def check_default_stop():

@@ -70,14 +70,14 @@ MUTANTS = (
     Mutant(
         "no residual: resample from p",
         verification.residual,
-        "excess = (p - q).clamp(min=0)",
+        "excess = (p - q).clamp_(min=0)",
         "excess = p",
         (checks.check_law,),
     ),
     Mutant(
         "residual of |p − q|",
         verification.residual,
-        "(p - q).clamp(min=0)",
+        "(p - q).clamp_(min=0)",
         "(p - q).abs()",
         (checks.check_law, checks.check_law_greedy_draft),
     ),
@@ -126,15 +126,15 @@ MUTANTS = (
     Mutant(
         "target row off by one in the residual",
         verification.verify,
-        "final[refused] = residual(final[refused],",
-        "final[refused] = residual(p[rows, (accepted + 1).clamp(max=gamma)][refused],",
+        "residual(final,",
+        "residual(p[rows, (accepted + refused[:, 0].long()).clamp(max=gamma)],",
         (checks.check_law, checks.check_greedy_tables),
     ),
     Mutant(
         "draft row off by one in the residual",
         verification.verify,
-        "q[refused, accepted[refused]]",
-        "q[refused, accepted[refused] - 1]",
+        "accepted.clamp(max=gamma - 1)",
+        "(accepted - 1).clamp(max=gamma - 1)",
         (checks.check_law, checks.check_law_greedy_draft),
     ),
     Mutant(
@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         "verify writes into p",
         verification.verify,
-        "final = at_least_float32(p[rows, accepted])  # [B, V], a copy",
+        "final = p[rows, accepted]  # [B, V]",
         "final = p[:, 0].mul_(1) if gamma == 0 else p[:, 0].zero_().add_(p[rows, accepted])",
         (checks.check_q_tables,),
     ),
@@ -220,10 +220,38 @@ MUTANTS = (
     ),
     Mutant(
         "an id of probability 0 can be drawn",
-        sampling.draw,
-        "cumulative > height",
-        "cumulative >= height",
+        sampling._first_above,
+        "sums > height",
+        "sums >= height",
         (checks.check_draw_at_the_edges,),
+    ),
+    Mutant(
+        "a block's share is measured from its end",
+        sampling.draw,
+        "(height - end) / own + 1",
+        "(end - height) / own",
+        (checks.check_draw_by_blocks,),
+    ),
+    Mutant(
+        "the block after the one that was drawn",
+        sampling.draw,
+        "blocks.gather(-2, index)",
+        "blocks.roll(-1, -2).gather(-2, index)",
+        (checks.check_draw_by_blocks,),
+    ),
+    Mutant(
+        "the whole row's share within a block",
+        sampling.draw,
+        "torch.minimum(share * total,",
+        "torch.minimum(uniforms[..., None] * total,",
+        (checks.check_draw_by_blocks,),
+    ),
+    Mutant(
+        "something is taken off where nothing was refused",
+        verification.verify,
+        " * refused)",
+        ")",
+        (checks.check_law,),
     ),
     # --- uniforms ---
     Mutant(
@@ -493,8 +521,8 @@ MUTANTS = (
     Mutant(
         "the residual of a lenient rule is taken of f(p)",
         verification.verify,
-        "residual(final[refused],",
-        "residual(score[rows, accepted][refused],",
+        "residual(final,",
+        "residual(score[rows, accepted],",
         (checks.check_lenient_law,),
     ),
     Mutant(

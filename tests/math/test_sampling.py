@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import decoding_checks as checks
 from distillspec.errors import UserError
 from distillspec.math.precision import at_least_float32, wide_dtype
-from distillspec.math.sampling import GREEDY, Sampling, draw
+from distillspec.math.sampling import BLOCK, GREEDY, Sampling, draw
 
 exact = settings(deadline=None, derandomize=True, max_examples=100)
 # Multiples of a quarter make ties common, and every sum and difference exact.
@@ -228,14 +229,23 @@ def test_draw_is_right_on_a_large_vocabulary():
 
 def test_a_cumulative_sum_that_is_not_monotone_draws_no_impossible_id(monkeypatch):
     """Parallel sums, as on a GPU, may step up by an ulp at an id of probability 0."""
+    plain = torch.Tensor.cumsum
 
     def parallel(tensor, dim, dtype):
-        return torch.tensor([0.5, 0.5 + 2**-53, 0.5, 1.0 - 2**-53, 1.0], dtype=dtype)
+        sums = plain(tensor, dim, dtype=dtype)
+        return torch.where(tensor > 0, sums, torch.nextafter(sums, sums + 1))
 
     monkeypatch.setattr(torch.Tensor, "cumsum", parallel)
     row = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0])
     for u in (0.0, 0.5 - 2**-54, 0.5, 0.5 + 2**-53, LAST_BELOW_ONE):
         assert row[draw(row, torch.tensor(u, dtype=torch.float64))] > 0
+        spread = torch.zeros(5, BLOCK)
+        spread[:, 7] = row
+        assert spread.flatten()[draw(spread.flatten(), torch.tensor(u, dtype=torch.float64))] > 0
+
+
+def test_a_draw_by_blocks_is_the_draw_by_one_cumulative_sum():
+    checks.check_draw_by_blocks()
 
 
 def test_draw_follows_the_law():

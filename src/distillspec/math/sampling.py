@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from distillspec.errors import UserError
 from distillspec.math.precision import at_least_float32
@@ -73,9 +74,10 @@ class Sampling:
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)  # the first of equal ones
             return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-        # The largest is subtracted first, so that dividing cannot overflow: rows masked with the
-        # smallest float would turn into −inf throughout.
-        logits = (logits - largest) / self.temperature
+        if self.temperature != 1:
+            # The largest is subtracted first, so that dividing cannot overflow: rows masked with
+            # the smallest float would turn into −inf throughout.
+            logits = (logits - largest) / self.temperature
         if self.top_k is not None or self.top_p < 1:
             logits = logits.masked_fill(~self._survivors(logits), -math.inf)
         probabilities = logits.softmax(-1)
@@ -106,12 +108,17 @@ GREEDY = Sampling(temperature=0.0)
 """The settings that always take the most likely token."""
 
 
+BLOCK = 256
+"""Ids that `draw` sums up as one before it looks at single ones."""
+
+
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one id per row by the inverse of the cumulative distribution.
 
-    An id of probability 0 is never drawn, for any u in [0, 1): its place in the cumulative sum
-    is set to 0 and a token must lie strictly above u · total. That holds although rows sum to 1
-    only within rounding, and although parallel cumulative sums need not be monotone.
+    In two steps, of which only the first looks at the whole row and none makes a copy of it: a
+    block of `BLOCK` ids by the sums of the blocks, then an id by the cumulative sum within that
+    one. An id of probability 0 is never drawn, for any u in [0, 1), although rows sum to 1 only
+    within rounding and although parallel cumulative sums need not be monotone.
 
     Args:
         probabilities: [..., V], not negative. Rows need not sum to exactly 1.
@@ -127,12 +134,40 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
         >>> draw(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.0))
         tensor(1)
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)  # [..., V]
-    cumulative = cumulative.masked_fill_(probabilities <= 0, 0.0)
-    total = cumulative.amax(-1)
-    if not bool(((total > 0) & torch.isfinite(total)).all()):
+    short = -probabilities.shape[-1] % BLOCK
+    whole = pad(probabilities, (0, short)) if short else probabilities
+    blocks = whole.unflatten(-1, (-1, BLOCK))  # [..., V / BLOCK, BLOCK]
+    sums = blocks.sum(-1)
+    ends, total = _cumulative(sums)
+    lowest, highest = torch.aminmax(total)
+    if not (float(lowest) > 0 and float(highest) < math.inf):  # nan is neither
         raise ValueError("a row of probabilities has no positive finite sum: nothing can be drawn")
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    height = torch.minimum(uniforms.to(torch.float64) * total, below_total)
-    # argmax gives the first of equal ones: the first id whose cumulative sum is above the height.
-    return (cumulative > height.unsqueeze(-1)).to(torch.uint8).argmax(-1)
+    height = torch.minimum(uniforms[..., None] * total, _below(total))
+    block = _first_above(ends, height)  # [..., 1]
+    end, own = ends.gather(-1, block), sums.gather(-1, block)
+    share = ((height - end) / own + 1).clamp(min=0)  # how far the height reaches into the block
+    index = block[..., None].expand(*block.shape, BLOCK)
+    ends, total = _cumulative(blocks.gather(-2, index).squeeze(-2))
+    place = _first_above(ends, torch.minimum(share * total, _below(total)))
+    return (block * BLOCK + place).squeeze(-1)
+
+
+def _cumulative(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum up [..., n] weights in float64, with 0 in place of the sum where a weight is 0.
+
+    Returns:
+        [..., n] sums, and the largest of them, [..., 1].
+    """
+    sums = weights.cumsum(-1, dtype=torch.float64).masked_fill_(weights <= 0, 0.0)
+    return sums, sums.amax(-1, keepdim=True)
+
+
+def _first_above(sums: Tensor, height: Tensor) -> Tensor:
+    """Return the first place of [..., n] sums above a height [..., 1]: [..., 1] int64."""
+    # argmax gives the first of equal ones.
+    return (sums > height).to(torch.uint8).argmax(-1, keepdim=True)
+
+
+def _below(x: Tensor) -> Tensor:
+    """Return the next smaller number."""
+    return torch.nextafter(x, torch.zeros_like(x))

@@ -165,7 +165,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
         tensor([1., 0., 0.])
     """
     p, q = at_least_float32(p), at_least_float32(q)
-    excess = (p - q).clamp(min=0)
+    excess = (p - q).clamp_(min=0)
     total = excess.sum(-1, keepdim=True)
     return torch.where(total > 0, excess / total, p)
 
@@ -264,9 +264,11 @@ def verify(
     # The running product ends the count at the first rejection: [1, 0, 1, 1] accepts one.
     accepted = (passed & judged).long().cumprod(-1).sum(-1)  # [B]
     rows = torch.arange(len(drafted), device=drafted.device)
-    final = at_least_float32(p[rows, accepted])  # [B, V], a copy
-    refused = accepted < lengths
-    final[refused] = residual(final[refused], q[refused, accepted[refused]]).to(final.dtype)
+    final = p[rows, accepted]  # [B, V]
+    if gamma:
+        # Where nothing was refused there is nothing to take off. A mask keeps this free of waits.
+        refused = (accepted < lengths)[:, None]
+        final = residual(final, q[rows, accepted.clamp(max=gamma - 1)] * refused)
     return Verdict(accepted=accepted, token=draw(final, uniforms[:, gamma]))
 
 
