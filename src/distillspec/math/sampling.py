@@ -136,7 +136,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """
     short = -probabilities.shape[-1] % BLOCK
     whole = pad(probabilities, (0, short)) if short else probabilities
-    blocks = whole.unflatten(-1, (-1, BLOCK))  # [..., V / BLOCK, BLOCK]
+    blocks = whole.reshape(*whole.shape[:-1], -1, BLOCK)  # [..., V / BLOCK, BLOCK]
     sums = blocks.sum(-1)
     ends, total = _cumulative(sums)
     lowest, highest = torch.aminmax(total)
