@@ -15,7 +15,7 @@ from distillspec.decoding import Counts, Schedule, collect, complete, speculate,
 from distillspec.math import verification
 from distillspec.math.forecast import acceptance_ratios, expected_calls
 from distillspec.math.rules import AS_SAMPLED, MATCHED
-from distillspec.math.sampling import BLOCK, GREEDY, Sampling, draw
+from distillspec.math.sampling import BLOCK, FIRST_LOOK, GREEDY, Sampling, draw
 from distillspec.math.verification import exponential, linear, lossless, squared
 from distillspec.models.protocol import Batch
 from distillspec.models.toy import TableModel
@@ -771,6 +771,19 @@ def check_draw_by_blocks():
     first, last = row.nonzero()[[0, -1], 0].tolist()
     assert draw(row.expand(2, 3, -1), torch.zeros(2, 3)).tolist() == [[first] * 3] * 2
     assert int(draw(row, torch.tensor(1 - 2**-53, dtype=torch.float64))) == last
+
+
+def check_wide_nucleus():
+    """Of equally likely ids, more than are looked at first, top-p keeps its share."""
+    p = Sampling(top_p=0.75).probabilities(torch.arange(4.0 * FIRST_LOOK) * 1e-9)
+    assert int((p > 0).sum()) == 3 * FIRST_LOOK
+
+
+def check_tied_nucleus():
+    """Of equal logits the lowest ids stay."""
+    for sampling in (Sampling(top_k=3), Sampling(top_p=0.7)):
+        p = sampling.probabilities(torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0]))
+        assert p.gt(0).tolist() == [False, True, True, True, False]
 
 
 def check_default_stop():

@@ -226,6 +226,20 @@ MUTANTS = (
         (checks.check_draw_at_the_edges,),
     ),
     Mutant(
+        "top-p never looks further than at first",
+        sampling.Sampling._truncated,
+        "bool((mass[..., -1] >= self.top_p).all())",
+        "True",
+        (checks.check_wide_nucleus,),
+    ),
+    Mutant(
+        "ties at the last place are all kept",
+        sampling.Sampling._truncated,
+        "if not bool((following == last).any()):",
+        "if True:",
+        (checks.check_tied_nucleus,),
+    ),
+    Mutant(
         "a block's share is measured from its end",
         sampling.draw,
         "(height - end) / own + 1",

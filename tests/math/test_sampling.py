@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import decoding_checks as checks
 from distillspec.errors import UserError
 from distillspec.math.precision import at_least_float32, wide_dtype
-from distillspec.math.sampling import BLOCK, GREEDY, Sampling, draw
+from distillspec.math.sampling import BLOCK, FIRST_LOOK, GREEDY, Sampling, draw
 
 exact = settings(deadline=None, derandomize=True, max_examples=100)
 # Multiples of a quarter make ties common, and every sum and difference exact.
@@ -214,6 +214,36 @@ def test_both_ends_of_the_unit_interval_land_on_possible_ids(scale):
     assert draw(row, torch.tensor(0.0)) == 2
     assert draw(row, torch.tensor(LAST_BELOW_ONE, dtype=torch.float64)) == 4
     assert draw(row, torch.tensor(1 - 2**-24)) == 4
+
+
+def sorted_survivors(logits, top_k, top_p):
+    """What top-k and then top-p keep of one row, by sorting all of it; equal ones by their ids."""
+    order = torch.argsort(logits, descending=True, stable=True)[:top_k]
+    mass = logits[order].softmax(-1).cumsum(-1)
+    count = 1 + int((mass[:-1] < top_p).sum()) if top_p < 1 else len(order)
+    return set(order[:count].tolist())
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.0, 4.0])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.5), (None, 0.97), (700, 0.8), (300, 1.0)])
+def test_truncation_keeps_what_a_full_sort_keeps(spread, ties, top_k, top_p):
+    """Rows flat enough for several looks beside rows of a few likely ids."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 20 * FIRST_LOOK, generator=generator, dtype=torch.float64) * spread
+    logits[1] *= 10
+    if ties:
+        logits = (logits * 8).round() / 8
+    found = Sampling(top_k=top_k, top_p=top_p).probabilities(logits)
+    for row, kept in zip(logits, found > 0, strict=True):
+        assert set(kept.nonzero().squeeze(-1).tolist()) == sorted_survivors(row, top_k, top_p)
+
+
+def test_truncation_at_numbers_next_to_each_other():
+    """The difference of two neighbours near 0 is the smallest there is."""
+    logits = torch.tensor([0.0, -1e-45, 1e-45, -torch.inf, -1.0])
+    assert (Sampling(top_k=1).probabilities(logits) > 0).tolist() == [0, 0, 1, 0, 0]
+    assert (Sampling(top_k=2).probabilities(logits) > 0).tolist() == [1, 0, 1, 0, 0]
 
 
 def test_draw_is_right_on_a_large_vocabulary():
