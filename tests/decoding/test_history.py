@@ -106,7 +106,8 @@ def test_a_draft_equal_to_the_target_is_accepted_whatever_the_settings():
     target = random_table(12, seed=3, order=2)
     chains = (
         processors_of(repetition_penalty=1.5, no_repeat_ngram_size=3, presence_penalty=0.5),
-        processors_of(sequence_bias={(i, i): 4.0 for i in range(12)}),  # the last token decides
+        # A cycle, in which the last token alone decides
+        processors_of(sequence_bias={(i, (i + 1) % 12): 6.0 for i in range(12)}),
     )
     samplings = (GREEDY, Sampling(0.8, top_k=6, min_p=0.05))
     for chain, gamma, sampling in product(chains, (1, 4), samplings):
