@@ -91,7 +91,7 @@ def test_shards_outside_the_folder_are_refused(copied, name):
     index = {"metadata": {}, "weight_map": {"lm_head.weight": name}}
     (copied / "model.safetensors").rename(copied / "model-00001.safetensors")
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="outside"):
+    with pytest.raises(UserError, match="lies outside of the folder; it is not loaded"):
         load(copied)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 
 
@@ -32,6 +33,15 @@ def differences(recorded: Mapping[str, object], wanted: Mapping[str, object]) ->
         for name, value in wanted.items()
         if recorded.get(name) != value
     ]
+
+
+def changes(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Say of all settings what differs between those recorded as JSON and those of now.
+
+    A setting of then that is none now, such as a penalty left out, differs too.
+    """
+    as_recorded = json.loads(json.dumps(dict(now)))  # lists for tuples
+    return differences(recorded, {**dict.fromkeys(recorded), **as_recorded})
 
 
 def _short(value: object) -> str:

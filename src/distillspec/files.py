@@ -11,7 +11,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module or nothing
 
 
 def write_whole(path: Path, content: bytes) -> Path:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from distillspec.commands import engines
+from distillspec.commands import check_export, engines
 from distillspec.commands.check_export import tell
 from distillspec.commands.served import Server
 from distillspec.decoding import complete
 from distillspec.errors import UserError
 from distillspec.math.rules import MATCHED
 from distillspec.math.sampling import GREEDY, Sampling
-from distillspec.models import load
+from distillspec.models import load, wrap
 from distillspec.tasks import read_prompts
 from fake_server import FakeServer, Handler
+from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
 
 
@@ -279,6 +281,7 @@ def test_a_server_that_drafts_otherwise_or_samples_otherwise_is_caught(
     assert code == 3
     assert found["audit"]["rejected"]
     assert any(cause.startswith("output law") for cause in found["causes"])
+    assert any("drawn at temperature 0." in cause for cause in found["causes"])
 
 
 @pytest.mark.parametrize("rule", ["argmax", "ratio"])
@@ -404,6 +407,50 @@ def test_what_can_be_seen_before_is_named(capsys, tmp_path, pair, draft, prompts
     shown = tell({**found, "unmet": [], "verdict": "Well."})
     assert shown.count("note: ") == len(found["causes"])
     assert "note: " not in tell({**found, "unmet": ["It is not."]})
+
+
+def test_a_draft_that_was_not_exported_is_told_of(capsys, tmp_path, pair, prompts):
+    """Servers refuse other rows, or load a trimmed head whole."""
+    texts = write_rows(tmp_path / "texts.jsonl", [{"prompt": " ".join(WORDS), "target": "w6 w7"}])
+    trimmed, wide = tmp_path / "trimmed", tmp_path / "wide"
+    code, made, err = run(
+        capsys, "new-draft", "--target", pair[0], "--layers", "0", "--out", trimmed, "--keep-ids",
+        40, "--prompts", texts,
+    )  # fmt: skip
+    assert code == 0, err
+    wrap(module("llama", rows=64), word_tokenizer()).save(wide)
+    for folder, said in (
+        (trimmed, f"vocabulary: the draft's head is trimmed to {made['kept_ids']} ids"),
+        (wide, "vocabulary: the target has 48 rows and the draft 64"),
+    ):
+        flags = ("--temperature", 0, "--limit", 2)
+        _, found = served(capsys, pair, folder, prompts, *flags, tokens=6)
+        assert any(cause.startswith(said) for cause in found["causes"]), found["causes"]
+
+
+def test_every_demand_is_made_by_itself():
+    tau = {"value": 2.0, "low": 1.9, "high": 2.1}
+    well = {
+        "rule": "ratio", "fits": True, "overlaps": True, "tau_served": tau, "tau_promised": tau,
+        "rules": [{"rule": "ratio", "fits": True, "tau_expected": tau, "z": 0.1}],
+    }  # fmt: skip
+    law = {"rejected": False, "verdict": "Not the target's outputs: x."}
+
+    def unmet(least=None, causes=(), law=law, **changes):
+        result = {"speedup": {"value": 1.4, "low": 1.3, "high": 1.5}}
+        settings = SimpleNamespace(min_speedup=least)
+        return check_export._unmet(settings, result, {**well, **changes}, law, causes)
+
+    assert unmet() == unmet(1.4) == []
+    (slow,) = unmet(1.41)
+    assert slow.startswith("--min-speedup 1.41 is not met: 1.4")
+    assert slow.endswith("No cause that is tested explains it.")
+    (less,) = unmet(overlaps=False, causes=["γ: more", "sampler: other"])
+    assert less.startswith("Acceptance is not what was promised")
+    assert less.endswith("Likely: γ: more; sampler: other.")
+    (other,) = unmet(fits=False, overlaps=False)
+    assert other.startswith("Acceptance is not what the rule ratio gives on these outputs")
+    assert len(unmet(2.0, law={**law, "rejected": True}, fits=False)) == 3
 
 
 def test_gamma_is_the_folders_unless_it_is_given(capsys, pair, draft, prompts):

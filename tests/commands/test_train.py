@@ -19,11 +19,13 @@ import killing
 from distillspec import cli
 from distillspec.commands import held_out, running
 from distillspec.commands.held_out import Evaluation, Judge, Serving
+from distillspec.commands.metrics import Totals
+from distillspec.commands.train import tell
 from distillspec.decoding import complete
 from distillspec.math.rules import argmax_draft, ratio_test
 from distillspec.math.sampling import Sampling
 from distillspec.studies.outputs import TargetOutputs, seeded
-from distillspec.studies.store import Run
+from distillspec.studies.store import Run, read_run
 from distillspec.training import checkpoint
 from support import tiny
 from verbs import WORDS, refused, run, saved, write_rows
@@ -539,3 +541,37 @@ def test_patience_needs_something_that_could_move(capsys, tmp_path, flags, held)
     assert "needs --held-out" in refused(capsys, *arguments, 2)
     assert "--patience 0" in refused(capsys, *arguments, 0, "--held-out", held)
     assert "--gamma 0" in refused(capsys, *arguments, 1, "--held-out", held, "--gamma", 0)
+
+
+def test_labels_that_a_trimmed_head_lacks_are_counted_and_told(capsys, tmp_path, pair):
+    prompts = write_rows(
+        tmp_path / "p.jsonl",
+        [{"id": f"{i}", "prompt": "w6", "target": "w40" if i else "w8 w6"} for i in range(4)],
+    )
+    kept = write_rows(tmp_path / "kept.jsonl", [{"prompt": "w6 w7", "target": "w8"}])
+    trimmed = tmp_path / "trimmed"
+    code, _, err = run(
+        capsys, "new-draft", "--target", pair[0], "--layers", "0", "--out", trimmed, "--keep-ids",
+        8, "--prompts", kept,
+    )  # fmt: skip
+    assert code == 0, err
+    code, found, err = run(
+        capsys, "sft", "--draft", trimmed, "--prompts", prompts, "--batch-size", 1, "--steps", 4,
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    steps = read_run(tmp_path / "run").metrics
+    assert [row.get("left_out", 0) for row in steps] == [
+        0 if row["tokens"] > 2 else 1 for row in steps
+    ]
+    assert found["left_out"] == 3
+    assert "3 of these tokens had no part in the loss" in tell(found)
+
+
+def test_a_step_that_taught_nothing_enters_no_mean_of_losses():
+    totals = Totals()
+    row = {"source": "fixed", "seconds_by_part": {}, "tokens": 2}
+    totals.add({**row, "loss": 0.0, "left_out": 2})
+    assert totals.loss is None
+    totals.take([{**row, "loss": 3.0, "left_out": 1}, {**row, "loss": 0.0, "left_out": 2}])
+    assert (totals.loss, totals.left_out, totals.tokens) == (3.0, 5, 6)

@@ -299,6 +299,31 @@ def test_a_rule_that_starts_in_doubt_tries_once_and_then_waits():
     assert 2 <= len(tries) <= 4
 
 
+def test_pauses_are_of_so_many_blocks_and_a_try_that_is_accepted_is_followed_up():
+    """What the docstring says, with a ledger that allows all."""
+    doubtful = Optimal(LEVEL, prior=0.0, weight=1e6, pause=3, allowance=1e9)
+    _, chosen = run(doubtful, lambda done: 0.0, 60)
+    assert [i for i, (_, gamma) in enumerate(chosen) if gamma] == [
+        0,
+        7,
+        20,
+        45,
+    ]  # 6, 12, 24 between
+    _, chosen = run(doubtful, lambda done: 1.0, 60)
+    assert {gamma for _, gamma in chosen} == {1}
+
+
+def test_a_draft_that_was_good_for_a_while_is_tried_soon_again():
+    """Failures of before do not count against it: the pause begins anew."""
+    rule = Optimal(LEVEL, pause=3, allowance=1e9, memory=8.0)
+    _, chosen = run(rule, lambda done: float(400 <= done < 800), 1_000)
+    gammas = [gamma for done, gamma in chosen if done >= 820]
+    before = [gamma for done, gamma in chosen if 100 <= done < 400]
+    gaps = [len(list(group)) for idle, group in itertools.groupby(gammas, bool) if not idle]
+    old = [len(list(group)) for idle, group in itertools.groupby(before, bool) if not idle]
+    assert min(gaps) <= 6 < max(old)
+
+
 def test_speculation_comes_back_when_the_text_turns_easy():
     rule = Optimal(LEVEL)
     _, chosen = run(rule, lambda done: 0.0 if done < 200 else 0.95, 900)

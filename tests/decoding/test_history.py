@@ -104,8 +104,13 @@ def test_three_tokens_follow_the_enumerated_law_of_the_settings(name, gamma, rul
 def test_a_draft_equal_to_the_target_is_accepted_whatever_the_settings():
     """vllm#9834, transformers#28166: settings that reach p and not q cost acceptance."""
     target = random_table(12, seed=3, order=2)
-    chain = processors_of(repetition_penalty=1.5, no_repeat_ngram_size=3, presence_penalty=0.5)
-    for gamma, sampling in product((1, 4), (GREEDY, Sampling(0.8, top_k=6, min_p=0.05))):
+    chains = (
+        processors_of(repetition_penalty=1.5, no_repeat_ngram_size=3, presence_penalty=0.5),
+        # A cycle, in which the last token alone decides
+        processors_of(sequence_bias={(i, (i + 1) % 12): 6.0 for i in range(12)}),
+    )
+    samplings = (GREEDY, Sampling(0.8, top_k=6, min_p=0.05))
+    for chain, gamma, sampling in product(chains, (1, 4), samplings):
         (output,) = complete(
             target,
             target,

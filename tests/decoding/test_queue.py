@@ -18,6 +18,7 @@ from distillspec.decoding import complete, speculate
 from distillspec.errors import UserError
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models import wrap
+from distillspec.models.toy import TableModel
 from support import FAMILIES, perturbed, random_table, seeded, tiny, word_tokenizer
 
 PROMPTS = [
@@ -94,6 +95,18 @@ def test_the_batch_stays_full_and_never_overflows():
         assert len(block.rows) <= 8
         assert len(block.rows) > 6 or len(started) == 40
     assert started == set(range(40))
+
+
+def test_the_last_prompts_wait_for_no_more_places_than_they_need():
+    """A quarter of the batch need not be free for one prompt."""
+    logits = torch.eye(3, dtype=torch.float64) * 9  # an id writes itself
+    logits[1] = torch.tensor([9.0, 0.0, 0.0])
+    target = TableModel(logits)
+    prompts = [torch.tensor([1]), *[torch.tensor([2])] * 8]  # the first ends at once
+    options = {"gamma": 0, "max_new_tokens": 4, "sampling": GREEDY, "stop": (0,)}
+    first, second, *_ = speculate(target, None, prompts, batch_size=8, **options)
+    assert first.rows == tuple(range(8))
+    assert second.rows == tuple(range(1, 9))
 
 
 def test_prompts_are_admitted_in_their_order_and_only_when_needed():

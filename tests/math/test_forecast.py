@@ -295,6 +295,16 @@ def test_block_time_and_speedup_by_hand():
     assert speedup(1.0, 0, COST) == 1
 
 
+def test_a_block_without_drafting_has_an_overhead_of_its_own():
+    """It verifies nothing; where it was not timed apart it is taken to cost as much."""
+    apart = Cost(target=(1.0, 1.1), draft=0.2, overhead=0.3, overhead_plain=0.05)
+    assert (apart.block(0), apart.block(1)) == (pytest.approx(1.05), pytest.approx(1.6))
+    assert speedup(2.0, 1, apart) == pytest.approx(2.0 * 1.05 / 1.6)
+    none = Cost(target=(1.0,), draft=0.2, overhead=0.3, overhead_plain=0.0)
+    assert none.block(0) == 1.0
+    assert Cost(target=(1.0,), draft=0.2, overhead=0.3).block(0) == 1.3
+
+
 @pytest.mark.parametrize("gamma", [1, 3, 7])
 def test_flat_costs_give_the_papers_speedup(gamma):
     cost = Cost(target=(0.2,) * 8, draft=0.02)

@@ -89,6 +89,45 @@ def test_the_old_buffers_do_not_outlive_a_change(change):
     assert layer.keys.untyped_storage().data_ptr() != old
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_every_row_holds_its_own_columns_and_all_end_together(seed):
+    """Whatever rows keep, forget, leave and join: each row's last columns are its tokens'."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    def fed(cache, held, k):
+        """Store k columns of which rows keep 1…k, and say what each row then holds."""
+        new = columns(k, generator, len(held))
+        kept = [number(1, k) for _ in held]
+        cache.own.update(*new, 0)
+        cache.settle(k, kept)
+        return [
+            torch.cat([old, row[:, :n]], 1) for old, row, n in zip(held, new[0], kept, strict=True)
+        ]
+
+    cache = RaggedCache(3)
+    held = fed(cache, [torch.zeros(3, 0, 4)] * 3, 4)
+    for _ in range(8):
+        held = fed(cache, held, number(1, 4))
+        surplus = [number(0, row.shape[1] - 1) for row in held]
+        cache.rollback(surplus)
+        held = [row[:, : row.shape[1] - n] for row, n in zip(held, surplus, strict=True)]
+        order = torch.randperm(len(held), generator=generator)[: number(1, len(held))].tolist()
+        cache.keep(order)
+        held = [held[i] for i in order]
+        other = RaggedCache(2)
+        more = fed(other, [torch.zeros(3, 0, 4)] * 2, number(1, 6))
+        cache.join(other)
+        held += more
+        (layer,) = cache.own.layers
+        assert cache.lengths == [row.shape[1] for row in held]
+        assert layer.keys.shape[2] == cache.width
+        for keys, row in zip(layer.keys, held, strict=True):
+            assert torch.equal(keys[:, cache.width - row.shape[1] :], row)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_session_outlives_the_inference_mode_it_was_used_in(family):
     """In-place updates of tensors made in inference mode are an error outside it."""

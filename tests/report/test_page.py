@@ -158,7 +158,9 @@ def test_the_first_thing_after_the_name_is_the_verdict(
         .inner_text()
         .endswith("Use this draft with γ = 2: 1.30× [1.05, 1.30] measured.")
     )
-    assert first.nth(1).bounding_box()["y"] < 400  # type: ignore[index]
+    box = first.nth(1).bounding_box()
+    assert box is not None
+    assert box["y"] < 400
     page.context.close()
 
 

@@ -38,6 +38,16 @@ def test_sft_has_a_loss_and_no_acceptance(tmp_path: Path) -> None:
     assert one.loss.value == (1.0, 1.0)
 
 
+def test_a_step_that_taught_nothing_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    """Its loss of 0 is a mean over none."""
+    run = create(tmp_path / "t", "sft")
+    for step, (loss, left_out) in enumerate([(2.0, 1), (0.0, 5), (4.0, 0)], 1):
+        row = {"step": step, "seconds": step, "loss": loss, "tokens": 5}
+        run.log({**row, "left_out": left_out})
+    (one,) = trainings(read_run(run.folder))
+    assert (one.loss.step, one.loss.value) == ((1, 3), (2.0, 4.0))
+
+
 def test_evaluations_are_apart_from_steps(distilled: Path) -> None:
     (one,) = trainings(read_run(distilled))
     assert one.held_out_tau.step == (60, 120, 180, 240, 300)

@@ -149,6 +149,15 @@ def test_the_shift_that_is_called_detectable_is_the_one_by_hand(pair):
     assert loose["detectable"] == pytest.approx(by_hand + 0.25, rel=1e-5)
 
 
+def test_a_tolerance_is_of_a_token_and_not_of_all(pair):
+    """Outputs of another temperature pass where twice what they are off by is tolerated."""
+    shifted = {"gamma": 0, "served": Sampling(0.9)}
+    off = [abs(test["excess"]) for test in audited(*pair, **shifted)["tests"] if test["rejected"]]
+    assert off
+    assert not rejected(audited(*pair, tolerance=2 * max(off), **shifted))
+    assert rejected(audited(*pair, tolerance=0.05 * min(off), **shifted))
+
+
 def test_a_token_repeated_between_blocks_is_seen():
     """An engine that puts the last token of every block out twice."""
     target = random_table(12, seed=1)

@@ -99,6 +99,49 @@ def test_a_trimmed_draft_fine_tunes_on_the_labels_it_has():
     state = State(draft, batches, plan, seed=0)
     steps = list(islice(sft(draft, batches, plan, state=state), 30))
     assert steps[-1].loss < steps[0].loss
+    rows = [batches.examples[i].completion for i in batches.at(0, 0)]
+    assert steps[0].left_out == sum(int((row == 1).sum() + (row == 4).sum()) for row in rows) > 0
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_labels_that_a_trimmed_head_lacks_are_as_good_as_absent(reduction):
+    """A whole batch of them died of a mean over nothing. Each step is that on the labels that are
+    there, and one without any moves a fresh draft nowhere."""
+    data = [
+        Example(torch.tensor([0]), torch.tensor(labels))
+        for labels in ([4], [1, 4], [2, 3], [5], [0, 0, 2], [3])
+    ]
+    bare = [Example(one.prompt, one.completion) for one in data[2:]]
+    plan = recipe("cross_entropy", fixed=1, batch_size=6, reduction=reduction)
+
+    def trained(examples, rows_at_once=None):
+        draft = random_table(6, seed=2, kept=torch.tensor([0, 2, 3, 5]))
+        (step,) = run(None, draft, Batches(examples, 6), plan, 1, rows_at_once=rows_at_once)
+        return step, draft.logits.detach()
+
+    expected, whole = trained(bare)
+    assert (expected.left_out, expected.tokens) == (0, 7)
+    for rows_at_once in (None, 1, 2):
+        found, logits = trained(data, rows_at_once)
+        assert (found.left_out, found.tokens) == (3, 10)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-12)
+        torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+    draft = random_table(6, seed=2, kept=torch.tensor([0, 2, 3, 5]))
+    before = draft.logits.detach().clone()
+    batches = Batches([data[0], data[0], data[5]], 1)
+    small = recipe("cross_entropy", fixed=1, batch_size=1, reduction=reduction)
+    seed = next(seed for seed in range(99) if batches.at(2, seed) == (2,))
+    for step in run(None, draft, batches, small, 2, seed=seed):
+        assert (step.loss, step.gradient_norm, step.left_out, step.tokens) == (0, 0, 1, 1)
+    assert torch.equal(draft.logits, before)
+
+
+def test_data_without_a_label_that_a_trimmed_head_has_is_refused():
+    draft = random_table(6, seed=2, kept=torch.tensor([0, 2]))
+    data = Batches([Example(torch.tensor([0]), torch.tensor([4, 5]))] * 3, 2)
+    plan = recipe("cross_entropy", fixed=1, batch_size=2)
+    with pytest.raises(UserError, match="none of the 6 labels .* among the 2 ids"):
+        run(None, draft, data, plan, 1)
 
 
 def test_a_trimmed_draft_learns_the_target_among_its_ids():

@@ -244,6 +244,31 @@ def whole(loss, hidden):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_a_position_of_weight_0_is_as_good_as_absent_even_where_it_is_infinite(name):
+    """There the two models have no id in common, whose slope is no number."""
+    loss = objective(HEADS["holes"](), name)
+    assert loss.weights.nonzero().flatten().tolist() == [i for i in range(N) if i != 3]
+    never = torch.full((V,), -math.inf, dtype=torch.float64).index_fill(0, torch.tensor(4), 0.0)
+    usual, states = loss.target_head, loss.target_hidden.clone()
+    states[3] = 1e6
+    loss = replace(
+        loss,
+        target_hidden=states,
+        target_head=lambda hidden: torch.where(hidden[:, :1] == 1e6, never, usual(hidden)),
+    )
+    others = loss.weights.nonzero().flatten()
+
+    def gradients(part, places):
+        hidden = normal(N, H, seed=3).requires_grad_()
+        value, _ = chunked(part, hidden[places])
+        return value, *torch.autograd.grad(value, [hidden, *loss.draft.module.parameters()])
+
+    found = gradients(loss, torch.arange(N))
+    for one, expected in zip(found, gradients(loss.at(others), others), strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head_and_divergence_equals_the_plain_form(kind, name):
     """trl#5731: the fused loss was another one than the plain loss."""

@@ -18,6 +18,7 @@ def metrics_row(step: Step, seconds: float) -> dict[str, Any]:
         "grad_norm": step.gradient_norm,
         "learning_rate": step.learning_rate,
         "tokens": step.tokens,
+        **({"left_out": step.left_out} if step.left_out else {}),
         "source": step.source,
         "seconds_by_part": asdict(step.seconds),
         **(
@@ -41,6 +42,8 @@ class Totals:
     def __init__(self) -> None:
         """Start from nothing."""
         self.tokens = 0
+        self.left_out = 0
+        """Tokens that had no part in the loss."""
         self.seconds: dict[str, float] = {}
         self.sources: dict[str, int] = {}
         """Steps on each kind of completions."""
@@ -57,7 +60,10 @@ class Totals:
         """Count a step, told as `metrics_row` does."""
         self.tokens += row["tokens"]
         self.sources[row["source"]] = self.sources.get(row["source"], 0) + 1
-        self._losses.append(row["loss"])
+        left_out = row.get("left_out", 0)
+        self.left_out += left_out
+        if left_out < row["tokens"]:  # else the loss is a mean over nothing
+            self._losses.append(row["loss"])
         for part, spent in row["seconds_by_part"].items():
             self.seconds[part] = self.seconds.get(part, 0.0) + spent
         if "alpha_sum" in row:
@@ -66,7 +72,7 @@ class Totals:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last tenth of the steps; None before the first."""
+        """The mean loss of the last tenth of the steps that had one; None before the first."""
         last = self._losses[-max(1, len(self._losses) // 10) :]
         return sum(last) / len(last) if last else None
 

@@ -98,6 +98,7 @@ def _finish(
         "out": _write_draft(draft, state, settings),
         "seconds": totals.seconds,
         "tokens": totals.tokens,
+        "left_out": totals.left_out,
         "training_acceptance": totals.acceptance,
         "sources": totals.sources,
         "processes": processes.count,

@@ -3,6 +3,9 @@
 A script is a Python file with `finding(results) -> Finding`; run by itself it says its verdict:
 
     python experiments/f01_recipes.py runs/small
+
+There it reads every row of the folder. `study report` leaves out what the study file does not ask
+for, such as cells of an earlier state of it; where there are such rows the two may differ.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def report(planned: Planned, file: Path, out: Path) -> dict[str, Any]:
 
 
 def main(finding: Script) -> None:
-    """Say one finding's verdict, and write its figure beside the results it is read from."""
+    """Say one finding's verdict on all rows of a folder, and write its figure beside them."""
     if len(sys.argv) != 2:
         raise SystemExit(f"usage: python {sys.argv[0]} FOLDER, the --out of a study")
     out = Path(sys.argv[1])

@@ -193,4 +193,9 @@ def tell(result: dict[str, Any]) -> str:
         f"{ended}{result['out']}: {result['steps']} steps, {result['tokens']} tokens, "
         f"{loss}({parts})"
     ]
+    if result["left_out"]:
+        lines.append(
+            f"{result['left_out']} of these tokens had no part in the loss: the trimmed head "
+            "lacks these labels"
+        )
     return "\n".join([*lines, *(held_out.tell(result) if "alpha" in result else ())])

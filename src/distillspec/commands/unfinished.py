@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillspec.errors import UserError, differences
+from distillspec.errors import UserError, changes
 from distillspec.files import flush, write_whole
 
 
@@ -78,9 +78,7 @@ class Unfinished:
             raise UserError(
                 f"{self.path}: not what an interrupted run leaves; remove it, or give another --out"
             ) from error
-        wanted = json.loads(json.dumps(dict(belongs)))
-        # A setting of then that is none now, such as --min-p left out, differs too
-        stale = differences(recorded, {**dict.fromkeys(recorded), **wanted})
+        stale = changes(recorded, belongs)
         if stale and self.rows:
             raise UserError(
                 f"{self.path} has {len(self.rows)} rows of another run ({'; '.join(stale)}); give "

@@ -41,7 +41,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
 
     def __init__(self, capacity: int) -> None:
         """Take the number of columns; heads and their size show at the first pass."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own has no types
         self.capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

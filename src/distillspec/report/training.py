@@ -70,6 +70,7 @@ def trainings(run: StoredRun) -> list[Training]:
 def _training(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Training:
     try:
         steps = [row for row in rows if "evaluation" not in row]
+        taught = [row for row in steps if row.get("left_out", 0) < row["tokens"]]
         asked = [row for row in steps if row.get("alpha_count")]
         tests = [row for row in rows if "evaluation" in row]
         timed = [row for row in tests if "calls" in row["evaluation"]]
@@ -82,7 +83,7 @@ def _training(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Train
         training = Training(
             name=name,
             alpha=_binned(asked, [(float(r["alpha_sum"]), float(r["alpha_count"])) for r in asked]),
-            loss=_binned(steps, [(float(row["loss"]), 1.0) for row in steps]),
+            loss=_binned(taught, [(float(row["loss"]), 1.0) for row in taught]),
             held_out_alpha=_curve(tests, "alpha_sum", "alpha_count"),
             held_out_tau=_curve(timed, "tokens", "calls"),
             gamma=gammas.pop() if len(gammas) == 1 else None,

@@ -44,11 +44,13 @@ class Step:
     source: Source
     """Where the completions came from."""
     loss: float
-    """The reduced divergence before the update, in nats."""
+    """The reduced divergence before the update, in nats; 0 where every token is left out."""
     accepted: float | None
     """Σ over `tokens` positions of Σ_v min(p, q); None where no target was asked."""
     tokens: int
     """Completion tokens in the batch, of all processes."""
+    left_out: int
+    """Those of them that have no part in the loss: hard labels that a trimmed head lacks."""
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
@@ -153,6 +155,7 @@ def distill(
                     loss=sums.loss,
                     accepted=None if witness.silent else sums.accepted,
                     tokens=sums.tokens,
+                    left_out=sums.left_out,
                     gradient_norm=norm,
                     learning_rate=rate,
                     seconds=laps.seconds,

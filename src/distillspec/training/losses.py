@@ -231,6 +231,18 @@ def of_pair(divergence: Divergence, pair: pairs.Pair) -> Tensor:
     return pairs.jsd_of(pair, divergence.beta)
 
 
+def learnable(
+    draft: LanguageModel, completions: Sequence[Tensor], divergence: Divergence
+) -> Tensor | None:
+    """Return [N] bool: the labels that hard labels can teach; None if that is all.
+
+    −log q of a label that a trimmed head lacks is infinite whatever the draft does.
+    """
+    if draft.kept is None or divergence.name != "cross_entropy":
+        return None
+    return torch.isin(torch.cat(list(completions)), draft.kept.cpu())
+
+
 def counting(lengths: Sequence[int], reduction: Reduction, counted: Tensor | None = None) -> int:
     """Return what the sum over positions is divided by, once for all parts of a step.
 

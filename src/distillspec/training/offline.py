@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from distillspec.errors import UserError, differences, first_line
+from distillspec.errors import UserError, changes, differences, first_line
 from distillspec.files import write_whole
 from distillspec.math.partial import Known, known_of
 from distillspec.models.protocol import Batch, LanguageModel
@@ -69,9 +69,16 @@ class Origin:
         values = {name: value for name, value in asdict(self).items() if name != "target"}
         return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """All that is compared, by name."""
+        values = asdict(self)
+        del values["target"]
+        return {**values.pop("sampling"), **values}
+
     def differences(self, wanted: Mapping[str, object]) -> list[str]:
         """Say of each value that is not as wanted what was recorded and what is wanted."""
-        return differences({**asdict(self), **self.sampling}, wanted)
+        return differences(self.settings, wanted)
 
 
 @dataclass(frozen=True)
@@ -214,11 +221,8 @@ def make_cache(folder: Path, origin: Origin) -> OfflineTarget:
     """
     try:
         if (folder / RECORD).is_file():
-            wanted = json.loads(json.dumps(asdict(origin)))  # lists for tuples, as on file
-            del wanted["target"]
-            # A setting of then that is none now, such as a penalty left out, differs too
-            then = dict.fromkeys(_recorded(folder).sampling)
-            return open_cache(folder, {**then, **wanted.pop("sampling"), **wanted})
+            there = _recorded(folder)
+            return _opened(folder, there, changes(there.settings, origin.settings))
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"{folder}: holds no {RECORD} but other things; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -240,7 +244,11 @@ def open_cache(folder: Path, wanted: Mapping[str, object] | None = None) -> Offl
         UserError: there is none, it is damaged, or it is stale: the message names what differs.
     """
     origin = _recorded(folder)
-    stale = origin.differences(wanted or {})
+    return _opened(folder, origin, origin.differences(wanted or {}))
+
+
+def _opened(folder: Path, origin: Origin, stale: Sequence[str]) -> OfflineTarget:
+    """Open a cache, unless it is stale."""
     if stale:
         raise UserError(
             f"{folder} is a cache of {origin.target} that does not fit: {'; '.join(stale)}; make "

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.cache import HiddenCache, states_of
-from distillspec.training.losses import DistillationLoss, counting, position_weights
+from distillspec.training.losses import (
+    DistillationLoss,
+    counting,
+    learnable,
+    position_weights,
+)
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.offline_loss import OfflineLoss, packed
 from distillspec.training.processes import Processes
@@ -111,6 +115,8 @@ class Sums(NamedTuple):
     """Σ over positions of Σ_v min(p, q); 0 where no target is asked."""
     tokens: int
     """Completion tokens."""
+    left_out: int
+    """Those of them that no update can teach, which have no part in the loss."""
 
 
 def add_gradients(
@@ -139,14 +145,15 @@ def add_gradients(
         The sums over all passes of all processes.
     """
     reduction = state.recipe.reduction
-    marks = [_learnable(draft, one.batch, state.recipe) for one in passes]
+    marks = [learnable(draft, one.batch.completions, state.recipe.divergence) for one in passes]
     own = [
         counting(one.batch.lengths, reduction, counted)
         for one, counted in zip(passes, marks, strict=True)
         if one.counts
     ]
     (total,) = processes.sums(sum(own))
-    value = accepted = tokens = 0.0
+    total = max(1, total)  # where nothing counts all weights are 0, and the loss is
+    value = accepted = tokens = left_out = 0.0
     for number, (one, counted) in enumerate(zip(passes, marks, strict=True), 1):
         hidden, log_z = witness.states(one, source)
         laps.end("target")
@@ -160,17 +167,8 @@ def add_gradients(
         if one.counts:
             accepted += 0.0 if found.accepted is None else float(found.accepted)
             tokens += sum(one.batch.lengths)
+            left_out += 0 if counted is None else int((~counted).sum())
         if not last:
             laps.end("draft")
-    value, accepted, tokens = processes.sums(value, accepted, tokens)
-    return Sums(value, accepted, round(tokens))
-
-
-def _learnable(draft: LanguageModel, batch: Batch, recipe: Recipe) -> Tensor | None:
-    """Return [N] bool: the labels that hard labels can teach; None if that is all.
-
-    −log q of a label that a trimmed head lacks is infinite whatever the draft does.
-    """
-    if draft.kept is None or recipe.divergence.name != "cross_entropy":
-        return None
-    return torch.isin(torch.cat(batch.completions), draft.kept.cpu())
+    value, accepted, tokens, left_out = processes.sums(value, accepted, tokens, left_out)
+    return Sums(value, accepted, round(tokens), round(left_out))

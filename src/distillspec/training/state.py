@@ -18,6 +18,7 @@ from distillspec.models.vocabulary import check_same
 from distillspec.training.data import Batches
 from distillspec.training.identity import fingerprint
 from distillspec.training.interrupts import undivided
+from distillspec.training.losses import learnable
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.optimization import Adafactor, Optimizer
 from distillspec.training.recipes import Recipe
@@ -307,6 +308,15 @@ def check_run(
             f"the mixture uses fixed data, and {len(lacking)} of {len(batches.examples)} examples "
             f"have no completion (the first is number {lacking[0]}); give them, or set fixed to 0"
         )
+    if recipe.mixture.fixed > 0:
+        labels = [e.completion for e in batches.examples if e.completion is not None]
+        marks = learnable(draft, labels, recipe.divergence)
+        if marks is not None and draft.kept is not None and not bool(marks.any()):
+            raise UserError(
+                f"none of the {len(marks)} labels of the fixed data is among the {len(draft.kept)} "
+                f"ids that the trimmed head of {draft.name} keeps: there is nothing to learn; give "
+                "other data, or a draft whose head keeps its ids"
+            )
     if target is not None:
         check_same(target.vocabulary, draft.vocabulary, names=(target.name, draft.name))
         theirs = {p.data_ptr() for p in target.module.parameters()}
