@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 
 from distillspec import cli
 
@@ -19,6 +19,6 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def _section(verb: str) -> str:
     printed = io.StringIO()
-    with redirect_stdout(printed), suppress(SystemExit):
+    with redirect_stdout(printed):
         cli.main([verb, "--help"])
     return f"## {verb}\n\n```text\n{printed.getvalue().rstrip()}\n```"

@@ -71,7 +71,12 @@ def _run(arguments: list[str], messages: TextIO) -> tuple[str, int]:
             f"{name} runs in one process, and {launch.process_count()} were started: start it "
             "without accelerate launch, torchrun or MPI"
         )
-    parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
+    asked = io.StringIO()  # --help goes the way of every text, to a reader that may have gone
+    try:
+        with redirect_stdout(asked):
+            parsed = parse(verb.settings, rest, prog=f"distillspec {name}")
+    except SystemExit:
+        return asked.getvalue().rstrip("\n"), 0
     module = import_module(f"distillspec.commands.{verb.module}")
     result = getattr(module, verb.function)(parsed.settings)
     text, code = module.tell(result), 3 if result.get("unmet") else 0

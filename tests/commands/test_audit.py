@@ -48,6 +48,7 @@ def test_the_targets_own_outputs_pass_and_another_temperature_is_named(
     assert found["likelihood"]["high"] < 0
     assert any("temperature" in point or "less likely" in point for point in found["points_to"])
     assert found["unmet"] == [found["verdict"]]
+    assert "or at temperature 0 if that passes" in found["verdict"]
 
 
 def test_tokens_that_the_sampler_never_draws_are_named(capsys, tmp_path, target, prompts):

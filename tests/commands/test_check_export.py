@@ -277,11 +277,20 @@ def test_a_server_that_drafts_otherwise_or_samples_otherwise_is_caught(
     code, found = served(capsys, pair, draft, prompts, gamma=5)
     assert code == 3
     assert any(cause.startswith("γ: the engine drafts 4.") for cause in found["causes"])
-    code, found = served(capsys, pair, draft, prompts, faulty=True)
+    alone = Speculating(load(pair[0]), None, gamma=0)
+    with running(alone):
+        plain = ("--url-plain", alone.url, "--seed", 1)
+        code, found = served(capsys, pair, draft, prompts, *plain, faulty=True)
     assert code == 3
     assert found["audit"]["rejected"]
     assert any(cause.startswith("output law") for cause in found["causes"])
     assert any("drawn at temperature 0." in cause for cause in found["causes"])
+    verifies = "output law: without the draft the engine passes: it verifies wrongly"
+    assert verifies in found["causes"]
+    # Each cause once, and what to do about it
+    (point, *_) = found["audit"]["points_to"]
+    assert found["verdict"].count(point) == 1
+    assert "is to be served without a draft, or at temperature 0" in found["verdict"]
 
 
 @pytest.mark.parametrize("rule", ["argmax", "ratio"])

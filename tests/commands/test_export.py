@@ -282,6 +282,17 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     assert all(f"## {name}" in page for name in serve)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_float32_pair_is_served_in_float32(capsys, tmp_path, dtype):
+    """vLLM and SGLang run float32 weights in 16 bits where they are not told otherwise."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    load(target, dtype=getattr(torch, dtype)).save(target)
+    serve = exported(capsys, draft, target, tmp_path / "out")["serve"]
+    for engine in ("vllm", "sglang"):
+        told = [serve[engine]["commands"][0], *serve[engine]["notes"]]
+        assert [("--dtype float32" in one) for one in told[:2]] == [dtype == "float32"] * 2, engine
+
+
 def test_an_encoder_decoder_pair_is_launched_as_one(capsys, tmp_path):
     """Other engines serve no such pair, and a draft of the other kind drafts for nobody."""
     target, draft = saved(tmp_path / "target", "t5"), saved(tmp_path / "draft", "t5", noise=0.05)

@@ -151,6 +151,7 @@ def test_what_is_not_a_model_is_told_in_one_line(tmp_path):
     cases = {
         str(tmp_path / "nowhere"): "does not exist",
         "./nowhere": "does not exist",
+        "nowhere.gguf": "does not exist",  # the hub was asked for it
         str(tmp_path / "empty"): "is not a model: expected a folder with config.json",
         str(tmp_path / "note.txt"): "not a GGUF file",
     }

@@ -452,7 +452,12 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step():
     cases = [
         (None, table_data(), recipe(fixed=1), "needs a target"),
         (None, table_data(), recipe("cross_entropy", target=1), "needs a target"),
-        (target, bare, recipe(fixed=0.1, draft=0.9), "4 of 4 examples have no completion"),
+        (
+            target,
+            bare,
+            recipe(fixed=0.1, draft=0.9),
+            "4 of 4 prompts have none .*: have `distillspec generate`",
+        ),
         (random_table(7), table_data(), recipe(fixed=1), "do not share a tokenizer"),
         (target, table_data(), recipe(fixed=1, frozen=("x*",)), "matches no parameter"),
         (target, table_data(), recipe(fixed=1, frozen=("*",)), "nothing is left to train"),

@@ -65,7 +65,10 @@ def run(settings: CheckExport) -> dict[str, Any]:
     engine = ask_engine(settings, target, draft, rows, prompts, sampling, gamma=gamma)
     law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
     served = _served(settings, target, draft, promised, engine, gamma=gamma)
-    causes += _after(settings, served, law, engine)
+    plain = None
+    if engine.plain is not None:
+        plain = _law(settings, target, rows, engine.prompts, engine.plain, sampling)
+    causes += _after(settings, served, law, plain, engine)
     result: dict[str, Any] = {
         "target": settings.target,
         "draft": settings.draft,
@@ -79,9 +82,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
         if sampling.temperature == 0
         else None,
         "audit": law,
-        "audit_plain": None
-        if engine.plain is None
-        else _law(settings, target, rows, engine.prompts, engine.plain, sampling),
+        "audit_plain": plain,
         "causes": causes,
     }
     result["unmet"] = _unmet(settings, result, served, law, causes)
@@ -197,7 +198,9 @@ def _law(
     return audited(settings, target, outputs, sampling, level=0.05)
 
 
-def _after(settings: CheckExport, served: Served, law: Audit, engine: Engine) -> list[str]:
+def _after(
+    settings: CheckExport, served: Served, law: Audit, plain: Audit | None, engine: Engine
+) -> list[str]:
     """Name what explains a difference, each by a check of its own."""
     found = []
     if engine.template_differs:
@@ -219,6 +222,8 @@ def _after(settings: CheckExport, served: Served, law: Audit, engine: Engine) ->
         found.append(f"γ: the engine drafts {per_call:.2f} tokens a block, not {gamma}")
     if law["rejected"]:
         found += [f"output law: {point}" for point in law["points_to"]]
+        if plain is not None and not plain["rejected"]:
+            found.append("output law: without the draft the engine passes: it verifies wrongly")
         fitted = law["temperature_fitted"]
         if fitted is not None and not fitted["low"] <= settings.temperature <= fitted["high"]:
             found.append(f"sampler: the outputs look drawn at temperature {interval(fitted)}")
@@ -233,9 +238,11 @@ def _unmet(
     causes: Sequence[str],
 ) -> list[str]:
     found = []
-    because = (
-        f" Likely: {'; '.join(causes)}." if causes else " No cause that is tested explains it."
-    )
+    # The audit's verdict has its own causes
+    others = [one for one in causes if one.removeprefix("output law: ") not in law["points_to"]]
+    because = f" Likely: {'; '.join(others)}." if others else ""
+    if not causes:
+        because = " No cause that is tested explains it."
     if law["rejected"]:
         found.append(law["verdict"])
     if not served["fits"]:

@@ -141,7 +141,7 @@ def tell(result: dict[str, Any]) -> str:
 
 def packaged_target() -> str:
     """Find the GGUF file of the package that carries the default target."""
-    return packaged(PACKAGE, "; or run `make demo`, or give --target")
+    return packaged(PACKAGE, "; or run `make demo` in a clone, or give --target")
 
 
 def packaged(package: str, otherwise: str = "") -> str:

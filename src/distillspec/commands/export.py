@@ -108,6 +108,7 @@ def _pair(settings: Export, gamma: int, exported: Exported, own: Shape, target: 
         rule=settings.rule,
         context=min(contexts, default=None),
         dtype=exported.dtype,
+        target_dtype=target.dtype,
         encoder_decoder=target.encoder_decoder,
     )
 

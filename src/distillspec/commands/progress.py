@@ -23,8 +23,17 @@ Report = Callable[[int, int], None]
 
 
 def console() -> Console:
-    """Return the console that messages go to: stderr, of the main process alone."""
-    return Console(stderr=True, highlight=False, quiet=launch.process_index() > 0)
+    """Return the console that messages go to: stderr, of the main process alone.
+
+    Names stand in them as they are: no line of a log breaks within a path, and `[x]` is no style.
+    """
+    return Console(
+        stderr=True,
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+        quiet=launch.process_index() > 0,
+    )
 
 
 @contextmanager

@@ -29,6 +29,8 @@ class Pair:
     """Tokens both models have positions for."""
     dtype: str
     """Type of the draft's weights."""
+    target_dtype: str | None
+    """Type of the target's weights, in which vLLM and SGLang run both; None where not known."""
     encoder_decoder: bool
     """Whether both models are encoder-decoders."""
 
@@ -46,6 +48,18 @@ def serve_lines(pair: Pair) -> dict[str, dict[str, Any]]:
 
 def _line(*words: object) -> str:
     return shlex.join(map(str, words))
+
+
+def _whole(pair: Pair) -> tuple[list[str], list[str]]:
+    """Return the words, and the note on them, that keep a float32 pair as it was measured."""
+    if pair.target_dtype != "float32":
+        return [], []
+    note = (
+        "--dtype float32: weights of 32 bits are served in 16 otherwise, as another pair than the "
+        "one that was measured. To serve them so, leave it out and give measure and check-export "
+        "--dtype bfloat16, or float16, whichever the server's log names."
+    )
+    return ["--dtype", "float32"], [note]
 
 
 def _transformers(pair: Pair) -> dict[str, Any]:
@@ -83,8 +97,11 @@ def _vllm(pair: Pair) -> dict[str, Any]:
         "draft_sample_method": "probabilistic" if probabilistic else "greedy",
     }
     length = [] if pair.context is None else ["--max-model-len", pair.context]
-    words = ["vllm", "serve", pair.target, *length, "--speculative-config", json.dumps(config)]
+    dtype, whole = _whole(pair)
+    words = ["vllm", "serve", pair.target, *dtype, *length, "--speculative-config"]
+    words.append(json.dumps(config))
     notes = [
+        *whole,
         "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
         "1 − TVD is not its acceptance.",
         "Send temperature, top_p and top_k with every request: vLLM takes those of the target's "
@@ -102,8 +119,9 @@ def _vllm(pair: Pair) -> dict[str, Any]:
 
 
 def _sglang(pair: Pair) -> dict[str, Any]:
+    dtype, whole = _whole(pair)
     words = [
-        "python", "-m", "sglang.launch_server", "--model-path", pair.target,
+        "python", "-m", "sglang.launch_server", "--model-path", pair.target, *dtype,
         "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft,
         "--speculative-num-steps", pair.gamma, "--speculative-eagle-topk", 1,
         "--speculative-num-draft-tokens", pair.gamma + 1,
@@ -112,7 +130,10 @@ def _sglang(pair: Pair) -> dict[str, Any]:
         "commands": [_line(*words)],
         "language": "sh",
         "rule": "argmax",
-        "notes": ["num-draft-tokens counts the target's own token too: γ + 1 with topk 1."],
+        "notes": [
+            *whole,
+            "num-draft-tokens counts the target's own token too: γ + 1 with topk 1.",
+        ],
     }
 
 

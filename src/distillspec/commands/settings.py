@@ -293,7 +293,7 @@ class Demo:
     """The whole path on a real model: make a draft, measure, distil, prove the gain."""
 
     minutes: float = 15.0
-    """Budget after installation, on the machine at hand."""
+    """Budget after installation, on the machine at hand; 2 at least."""
     out: Path = Path("runs/demo")
     """Run directory; an earlier demo in it is replaced."""
     target: str | None = None

@@ -44,6 +44,8 @@ class Shape:
     """Whether its config lets engines keep a cache."""
     encoder_decoder: bool
     """Whether it is an encoder-decoder."""
+    dtype: str | None
+    """Type of its weights, such as float32; None where the config names none."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ def shape_of(path_or_name: str | Path) -> Shape:
     """
     whole = read_config(find_place(path_or_name))
     config = whole.get_text_config(decoder=True)
+    dtype = getattr(whole, "dtype", None)
     return Shape(
         rows=int(config.vocab_size),
         context=getattr(config, "max_position_embeddings", None),
         use_cache=bool(getattr(config, "use_cache", True)),
         encoder_decoder=bool(whole.is_encoder_decoder),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
 
 

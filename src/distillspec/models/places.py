@@ -86,7 +86,8 @@ def find_place(path_or_name: str | Path) -> Place:
         raise UserError(
             f"{name} is a file but not a GGUF file: give a model folder or a .gguf file"
         )
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if local or path.suffix == ".gguf":
         raise UserError(f"{name} does not exist: give a model folder, a .gguf file or a hub name")
     return Place(name, name, None)
 

@@ -255,7 +255,12 @@ def _verdict(
     sampling: Sampling,
 ) -> str:
     if rejected:
-        return f"Not the target's outputs: {'; '.join(points)}."
+        or_greedy = "" if sampling.temperature == 0 else ", or at temperature 0 if that passes"
+        return (
+            f"Not the target's outputs: {'; '.join(points)}. If a draft was at work, audit the "
+            "engine without it: where that passes, it verifies wrongly, and is to be served "
+            f"without a draft{or_greedy}."
+        )
     if sampling.temperature == 0:
         ties = len(found.impossible) - len(wrong)
         said = f", {ties} of them near ties" if ties else ""

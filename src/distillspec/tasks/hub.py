@@ -29,8 +29,8 @@ def records(
         yield from _load(name, config, split=split, revision=revision)
     except ImportError as error:
         raise UserError(
-            f"{where}: data sets of the hub need the package datasets; install distillspec[hub], "
-            "or give the rows with --data FILE"
+            f"{where}: data sets of the hub need the package datasets: pip install "
+            "'distillspec[hub]', or give the rows with --data FILE"
         ) from error
     except Exception as error:  # whatever the library, its file system or its HTTP client raise
         raise UserError(

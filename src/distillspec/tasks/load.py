@@ -58,7 +58,7 @@ def read_prompts(path_or_name: str | Path, *, limit: int | None = None) -> list[
     rows: list[Row] = []
     for row in itertools.islice(_scan(path_or_name), _checked(limit)):
         if isinstance(row, Problem):
-            raise UserError(f"{row}; mend the line, or skip invalid ones")
+            raise UserError(f"{row}; mend the line, or see if the verb has --skip-invalid")
         rows.append(row)
     return _not_empty(rows, path_or_name)
 

@@ -305,8 +305,9 @@ def check_run(
     lacking = [i for i, e in enumerate(batches.examples) if e.completion is None]
     if recipe.mixture.fixed > 0 and lacking:
         raise UserError(
-            f"the mixture uses fixed data, and {len(lacking)} of {len(batches.examples)} examples "
-            f"have no completion (the first is number {lacking[0]}); give them, or set fixed to 0"
+            f"training on fixed data needs targets, and {len(lacking)} of {len(batches.examples)} "
+            f"prompts have none (the first is number {lacking[0]}): have `distillspec generate` "
+            "write the target's answers, or take a recipe without fixed data"
         )
     if recipe.mixture.fixed > 0:
         labels = [e.completion for e in batches.examples if e.completion is not None]
