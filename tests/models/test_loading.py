@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import gguf
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError
@@ -274,6 +273,7 @@ def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):
 
 def write_gguf(made, hf, file):
     """Write a tiny Llama the way llama.cpp's converter does (rotary halves interleaved)."""
+    gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
     config = made.config
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_block_count(config.num_hidden_layers)
