@@ -5,6 +5,8 @@ Chi-square checks fail with probability 1e-6 although all is well; their seeds a
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -76,10 +78,12 @@ def test_greedy_speculative_is_greedy(family):
 def test_a_stop_id_ends_a_row_wherever_it_falls(family):
     """transformers#47912, #31301, koboldcpp#1276: a stop id inside a block did not stop."""
     target, near, _ = family
-    offsets = set()
-    for draft, prompt in ((target, PROMPTS[2]), (near, PROMPTS[0])):
+    offsets, wanted = set(), {0, 1, 2, 3}
+    for prompt, draft in product(PROMPTS, (target, near)):  # weights differ with transformers
         offsets |= checks.check_stops(target, draft, prompt, gamma=3, count=16)
-    assert offsets == {0, 1, 2, 3}
+        if offsets == wanted:
+            break
+    assert offsets == wanted
 
 
 def test_a_real_batch_equals_its_rows_alone(family):

@@ -32,6 +32,7 @@ from distillspec.math.sampling import Sampling
 V = 6
 IDS = st.lists(st.integers(0, V - 1), min_size=1, max_size=12)
 WORDS = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=3), min_size=1, max_size=4)
+LONGER = st.lists(st.integers(0, V - 1), min_size=3, max_size=12)  # no shorter than a word
 LOGITS = torch.tensor([1.5, -0.5, 0.0, -math.inf, 2.0, -3.0])
 
 
@@ -40,7 +41,7 @@ def same(ours, theirs):
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
-@given(IDS, st.sampled_from([0.5, 1.2, 3.0]), st.integers(1, 4), WORDS)
+@given(LONGER, st.sampled_from([0.5, 1.2, 3.0]), st.integers(1, 4), WORDS)
 def test_each_is_transformers_own(ids, penalty, size, words):
     prefix = torch.tensor(ids)
     before = LOGITS.clone(), prefix.clone()
@@ -55,6 +56,15 @@ def test_each_is_transformers_own(ids, penalty, size, words):
         same(ours(LOGITS, prefix, 1), theirs(prefix[None], LOGITS.clone()[None])[0])
     assert torch.equal(LOGITS, before[0])
     assert torch.equal(prefix, before[1])
+
+
+@pytest.mark.parametrize("processor", [SequenceBias((((4, 2, 0), -1.0),)), BadWords(((4, 2, 0),))])
+def test_the_whole_text_so_far_can_begin_a_sequence(processor):
+    """transformers 5.0 wants one id more before it adds a bias; 5.24 does not."""
+    found = processor(LOGITS, torch.tensor([4, 2]), 2)
+    assert found[0] == (-math.inf if isinstance(processor, BadWords) else LOGITS[0] - 1)
+    assert torch.equal(found[1:], LOGITS[1:])
+    assert torch.equal(processor(LOGITS, torch.tensor([2]), 1), LOGITS)
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)

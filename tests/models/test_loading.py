@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import gguf
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError
@@ -116,8 +115,9 @@ def test_plain_transformers_loads_a_trimmed_draft_untrimmed(family, tmp_path):
 
 def test_a_head_with_a_bias_never_drafts_what_trimming_left_out(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    ids = {"eos_token_id": 1, "pad_token_id": 0}
     config = PhiConfig(
-        vocab_size=SIZE, num_hidden_layers=1, initializer_range=SPREAD, eos_token_id=1, **sizes
+        vocab_size=SIZE, num_hidden_layers=1, initializer_range=SPREAD, **ids, **sizes
     )
     whole = wrap(seeded(lambda: PhiForCausalLM(config), 0), word_tokenizer())
     draft = trained(keep_layers(whole, [0], kept=KEPT))
@@ -268,13 +268,18 @@ def test_a_gguf_file_without_the_package_names_the_extra(tmp_path, monkeypatch):
         UserError, match=r"needs the package gguf: pip install 'distillspec\[gguf\]'"
     ):
         load(tmp_path / "x.gguf")
-    monkeypatch.undo()
+
+
+def test_a_gguf_file_without_anything_in_it_is_one_line(tmp_path):
+    pytest.importorskip("gguf", reason="the extra gguf is not installed")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(UserError, match="cannot read the config of"):
         load(tmp_path / "x.gguf")
 
 
 def write_gguf(made, hf, file):
     """Write a tiny Llama the way llama.cpp's converter does (rotary halves interleaved)."""
+    gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
     config = made.config
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_block_count(config.num_hidden_layers)

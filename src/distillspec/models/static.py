@@ -84,6 +84,10 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transfor
         """Return the same."""
         return self.capacity
 
+    def get_max_cache_shape(self) -> int:
+        """Return the same; transformers 5.0 has this name for it."""
+        return self.capacity
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the columns that a mask has to cover, and the first of them."""
         return self.capacity, 0
