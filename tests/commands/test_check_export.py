@@ -443,7 +443,7 @@ def test_every_demand_is_made_by_itself():
         "rule": "ratio", "fits": True, "overlaps": True, "tau_served": tau, "tau_promised": tau,
         "rules": [{"rule": "ratio", "fits": True, "tau_expected": tau, "z": 0.1}],
     }  # fmt: skip
-    law = {"rejected": False, "verdict": "Not the target's outputs: x."}
+    law = {"rejected": False, "verdict": "Not the target's outputs: x.", "points_to": []}
 
     def unmet(least=None, causes=(), law=law, **changes):
         result = {"speedup": {"value": 1.4, "low": 1.3, "high": 1.5}}
