@@ -225,12 +225,13 @@ def _score(
             value, measure = objective.score(
                 _part(target, inside), part, objective.labels[place], objective.draft.kept
             )
-            weights = objective.weights[place].to(value)
+            weights = objective.weights[place]
             loss = _weighed(value, weights)
             (found,) = torch.autograd.grad(loss, part)
         slope[inside] = found
-        if bool((weights == 0).any()):  # what is infinite there has no gradient to tell
-            slope[inside].masked_fill_((weights == 0)[:, None], 0.0)
+        idle = weights == 0  # on the CPU: no wait for the device
+        if bool(idle.any()):  # what is infinite there has no gradient to tell
+            slope[inside].masked_fill_(idle[:, None].to(slope.device), 0.0)
         values.append(loss.detach())
         measures += [] if measure is None else [measure.sum()]
     return (
