@@ -77,10 +77,9 @@ def test_greedy_speculative_is_greedy(family):
 
 def test_a_stop_id_ends_a_row_wherever_it_falls(family):
     """transformers#47912, #31301, koboldcpp#1276: a stop id inside a block did not stop."""
-    target, near, _ = family
     offsets, wanted = set(), {0, 1, 2, 3}
-    for prompt, draft in product(PROMPTS, (target, near)):  # weights differ with transformers
-        offsets |= checks.check_stops(target, draft, prompt, gamma=3, count=16)
+    for prompt, draft in product(PROMPTS, family):  # their weights differ with transformers
+        offsets |= checks.check_stops(family[0], draft, prompt, gamma=3, count=16)
         if offsets == wanted:
             break
     assert offsets == wanted
