@@ -167,8 +167,8 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     blocks = whole.reshape(*whole.shape[:-1], -1, BLOCK)  # [..., V / BLOCK, BLOCK]
     sums = blocks.sum(-1)
     ends, total = _cumulative(sums)
-    lowest, highest = torch.aminmax(total)
-    if not (float(lowest) > 0 and float(highest) < math.inf):  # nan is neither
+    lowest, highest = torch.stack(torch.aminmax(total)).tolist()  # one wait for the device
+    if not (lowest > 0 and highest < math.inf):  # nan is neither
         raise ValueError("a row of probabilities has no positive finite sum: nothing can be drawn")
     height = torch.minimum(uniforms[..., None] * total, _below(total))
     block = _first_above(ends, height)  # [..., 1]
