@@ -423,7 +423,9 @@ def test_a_mended_run_starts_in_the_same_folder(capsys, tmp_path, pair, prompts)
     untold = tmp_path / "untold.jsonl"
     untold.write_text('{"prompt": "w6 w7"}\n')
     arguments = ["sft", "--draft", pair[1], "--steps", 2, "--batch-size", 4, "--out", out]
-    assert "no completion" in refused(capsys, *arguments, "--prompts", untold)
+    assert "training on fixed data needs targets" in refused(
+        capsys, *arguments, "--prompts", untold
+    )
     assert "no checkpoint" in refused(capsys, *arguments, "--prompts", prompts, "--resume")
     assert not out.exists()
     assert run(capsys, *arguments, "--prompts", prompts)[0] == 0
