@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_acceptance_by_place_shows_positions_and_contexts(measured: Store) -> No
     assert list(contexts.lines[0].get_ydata()) == [0.45, 0.4, 0.38]
     ticks = [tick.get_text() for tick in contexts.get_xticklabels()]
     assert ticks == ["0–63", "64–127", "128–255"]
+
+
+def test_one_position_is_marked_by_its_number(measured: Store) -> None:
+    """Three drafts beside one another at γ = 1: positions are counted, never 0.975."""
+    (one,) = measurements(read_run(measured(full_measurement(0.4))))
+    drafts = [replace(one, name=name, positions=one.positions[:1]) for name in "abc"]
+    figure = figures.acceptance_by_place(drafts)
+    assert figure is not None
+    places = figure.axes[0]
+    low, high = sorted(places.get_xlim())
+    assert [at for at in places.get_xticks() if low <= at <= high] == [1.0]
 
 
 def test_acceptance_by_place_needs_a_place(demo: Path) -> None:

@@ -134,7 +134,7 @@ def _over_gamma(
                 axes.axhline(even, color=INK, linewidth=1, linestyle=":")
             axes.set_title(title)
             axes.set_ylabel(ylabel)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            _count(axes)
         rows[-1].set_xlabel("γ, drafted tokens per block")
         every = {line.label: line for _, lines in panels for line in lines}.values()
         handles = [
@@ -254,7 +254,7 @@ def acceptance_by_place(measured: Sequence[Measured]) -> Figure | None:
                 _estimates(axes, [(x + nudge, at) for x, at in found], look)
             axes.set_xlabel(axis)
             axes.set_ylabel("acceptance α")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            _count(axes)
             if series is contexts:
                 axes.set_xticks(range(len(spans)), [f"{low}–{high}" for low, high in spans])
         figure.legend(
@@ -298,13 +298,18 @@ def sorted_taus(found: Sequence[Examples]) -> Figure:
         axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
         axes.set_xlabel("prompts, in the order of τ")
         axes.set_ylabel("block efficiency τ\n(tokens per target call)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _count(axes)
         handles = [
             _handle(look, f"{plain(labels[one.draft])}, γ = {one.gamma}")
             for one, look in zip(found, looks, strict=True)
         ]
         figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return figure
+
+
+def _count(axes: Axes) -> None:
+    """Mark whole numbers alone below, even where there is only one to mark."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _estimates(axes: Axes, found: Sequence[tuple[float, Interval]], look: Look) -> None:
