@@ -291,7 +291,7 @@ def test_a_hub_that_cannot_be_had_is_one_clear_line(
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"install distillspec\[hub\], or give .*--data FILE"):
+    with pytest.raises(UserError, match=r"install 'distillspec\[hub\]', or give .*--data FILE"):
         load_task("gsm8k").read()
 
 
