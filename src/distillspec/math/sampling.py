@@ -144,8 +144,9 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one id per row by the inverse of the cumulative distribution.
 
     In two steps, of which only the first looks at the whole row: a block of `BLOCK` ids by the
-    sums of the blocks, then an id by the cumulative sum within that one. An id of probability 0 is never drawn, for any u in [0, 1), although rows sum to 1 only
-    within rounding and although parallel cumulative sums need not be monotone.
+    sums of the blocks, then an id by the cumulative sum within that one. An id of probability 0
+    is never drawn, for any u in [0, 1), although rows sum to 1 only within rounding and although
+    parallel cumulative sums need not be monotone.
 
     Args:
         probabilities: [..., V], not negative. Rows need not sum to exactly 1.
