@@ -65,10 +65,12 @@ def lean_states(
     if positions is None:
         positions = torch.arange(width, width + k, device=tokens.device)[None]
     states: Tensor = model.embed_tokens(tokens)  # [B, k, H]
+    seen = _seen(mask, width, k, states)
+    heads_of_a_group = module.config.num_attention_heads // module.config.num_key_value_heads
     shared = _Pass(
         cache,
         rotation=_rotation(*model.rotary_emb(states, position_ids=positions)),
-        seen=_seen(mask, width, k, states),
+        seen=None if seen is None else seen.repeat(1, 1, heads_of_a_group, 1),
         floor=torch.tensor(module.config.rms_norm_eps**0.5, device=states.device),
         multiply=multiplier(states),
     )
@@ -83,6 +85,7 @@ class _Pass(NamedTuple):
     cache: DynamicCache
     rotation: tuple[Tensor, Tensor]
     seen: Tensor | None
+    """What `_seen` returns, once for each head of a group: [B or 1, 1, heads / groups · k, L]."""
     floor: Tensor
     """√ε of the norms, float32: what a root mean square is kept away from 0 by."""
     multiply: Multiply
@@ -114,11 +117,8 @@ def _attended(attention: LlamaAttention, normed: Tensor, shared: _Pass) -> Tenso
     # The heads of a group become rows of one head: torch's kernel would read the keys once for
     # each head instead.
     rows = queries.reshape(B, groups, -1, D)  # [B, groups, heads / groups · k, D]
-    seen = shared.seen
-    if seen is not None:
-        seen = seen.repeat(1, 1, rows.shape[2] // k, 1)
     mixed = scaled_dot_product_attention(
-        rows, keys, values, attn_mask=seen, scale=attention.scaling
+        rows, keys, values, attn_mask=shared.seen, scale=attention.scaling
     )
     mixed = mixed.view(queries.shape).transpose(1, 2).flatten(2)  # [B, k, heads · D]
     return product(attention.o_proj, mixed, multiply)
