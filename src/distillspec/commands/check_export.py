@@ -69,6 +69,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
     if engine.plain is not None:
         plain = _law(settings, target, rows, engine.prompts, engine.plain, sampling)
     causes += _after(settings, served, law, plain, engine)
+    of_law = [f"output law: {point}" for point in law["points_to"]]
     result: dict[str, Any] = {
         "target": settings.target,
         "draft": settings.draft,
@@ -83,7 +84,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
         else None,
         "audit": law,
         "audit_plain": plain,
-        "causes": causes,
+        "causes": [*of_law, *causes],
     }
     result["unmet"] = _unmet(settings, result, served, law, causes)
     result["verdict"] = (
@@ -201,7 +202,7 @@ def _law(
 def _after(
     settings: CheckExport, served: Served, law: Audit, plain: Audit | None, engine: Engine
 ) -> list[str]:
-    """Name what explains a difference, each by a check of its own."""
+    """Name what explains a difference beyond the audit's points, each by a check of its own."""
     found = []
     if engine.template_differs:
         found.append(
@@ -221,7 +222,6 @@ def _after(
         per_call = served["drafted_per_call"]
         found.append(f"γ: the engine drafts {per_call:.2f} tokens a block, not {gamma}")
     if law["rejected"]:
-        found += [f"output law: {point}" for point in law["points_to"]]
         if plain is not None and not plain["rejected"]:
             found.append("output law: without the draft the engine passes: it verifies wrongly")
         fitted = law["temperature_fitted"]
@@ -237,11 +237,10 @@ def _unmet(
     law: Audit,
     causes: Sequence[str],
 ) -> list[str]:
+    """Say what is not as promised, and why: the audit's verdict names its own points."""
     found = []
-    # The audit's verdict has its own causes
-    others = [one for one in causes if one.removeprefix("output law: ") not in law["points_to"]]
-    because = f" Likely: {'; '.join(others)}." if others else ""
-    if not causes:
+    because = f" Likely: {'; '.join(causes)}." if causes else ""
+    if not causes and not law["points_to"]:
         because = " No cause that is tested explains it."
     if law["rejected"]:
         found.append(law["verdict"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -154,27 +154,44 @@ def evaluate(
         keeper,
     )
     clocked = sorted(random.Random(plan.seed).sample(range(size), count))
-    races: list[Race] = []
-    differences: list[Difference | None] = []
-    for race in timer.race(
-        [prompts[i] for i in clocked],
-        {name: lane},
+    races, differences = _on_clock(
+        timer,
+        lane,
+        {i: prompts[i] for i in clocked},
+        ids,
         lambda done, _: report(size + done, size + count),
-    ):
-        row = clocked[len(races)]
-        own, other = race.plain.output, race.runs[name].output
-        if _must_agree(rule):
-            differences.append(first_difference(target, own, other, ids[row]))
-        races.append(race.bare())
-        keeper.race(lane, row, races[-1])
+        keeper,
+    )
     return Evaluated(
         lane=lane,
         pairs=pairs,
         seconds=seconds,
         clocked=tuple(clocked),
-        races=tuple(races),
-        clocked_differences=tuple(differences),
+        races=races,
+        clocked_differences=differences,
     )
+
+
+def _on_clock(
+    timer: Timer,
+    lane: Lane,
+    prompts: Mapping[int, Tensor],
+    ids: Sequence[str],
+    report: Report,
+    keeper: Keeper,
+) -> tuple[tuple[Race, ...], tuple[Difference | None, ...]]:
+    """Race both ways on some prompts by their indices, and hold greedy outputs together."""
+    name = str(lane.draft)
+    races: list[Race] = []
+    differences: list[Difference | None] = []
+    runs = timer.race(list(prompts.values()), {name: lane}, report)
+    for row, race in zip(prompts, runs, strict=True):
+        if _must_agree(lane.rule):
+            own, other = race.plain.output, race.runs[name].output
+            differences.append(first_difference(timer.target, own, other, ids[row]))
+        races.append(race.bare())
+        keeper.race(lane, row, races[-1])
+    return tuple(races), tuple(differences)
 
 
 def _whole_set(
