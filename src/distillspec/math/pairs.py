@@ -92,11 +92,11 @@ def forward_kl_of(pair: Pair) -> Tensor:
     """Return `forward_kl` of a pair."""
     if pair.outside is None:
         return _kl(pair.log_p, pair.p, pair.log_q, pair.q)
-    inside = pair.log_p.logsumexp(-1, keepdim=True)
-    # Where no mass is inside, P(K) = 0 makes the value 0; the fill keeps −inf − −inf out.
-    log_renormalised = pair.log_p - inside.masked_fill(inside == -math.inf, 0.0)
-    whole = _kl(log_renormalised, log_renormalised.exp(), pair.log_q, pair.q)
-    return inside.exp().squeeze(-1) * whole
+    mass = pair.p.sum(-1, keepdim=True)
+    # Where no mass is inside, P(K) = 0 makes the value 0; _log and the clamp keep nan out.
+    renormalised = pair.p / mass.clamp(min=torch.finfo(mass.dtype).tiny)
+    whole = _kl(pair.log_p - _log(mass), renormalised, pair.log_q, pair.q)
+    return mass.squeeze(-1) * whole
 
 
 def reverse_kl_of(pair: Pair) -> Tensor:
