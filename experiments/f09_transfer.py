@@ -33,10 +33,13 @@ def finding(results: Results) -> Finding:
                 names.append(place)
     if not gains:
         return not_run("9", CLAIM, "transferred")
+    judged = outcome(gains)
+    if judged == "holds" and len(targets) < 2:
+        judged = "undecided"  # half of the claim was not run
     return Finding(
         "9",
         CLAIM,
-        outcome(gains),
+        judged,
         f"τ of the distilled draft over the one before: {tally(gains)}. Tasks: {len(tasks)}; "
         f"targets: {len(targets)}{'' if len(targets) > 1 else ', so that no larger one was run'}.",
         ("target and task", "γ", "τ difference", "α difference"),

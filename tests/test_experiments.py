@@ -250,10 +250,12 @@ def test_outcomes_of_other_verbs_are_read():
     cells = [{"target": "xl", "task": "bbh", "comparison": comparison}]
     moved = row("transferred", result={"cells": cells, "temperature": 0.0})
     found = finding("f09", [moved])
-    assert found.outcome == "holds"
+    assert found.outcome == "undecided"
     assert "targets: 1, so that no larger one was run." in found.sentence
     cells.append({**cells[0], "target": "xxl"})
-    assert finding("f09", [moved]).sentence.endswith("targets: 2.")
+    found = finding("f09", [moved])
+    assert found.outcome == "holds"
+    assert found.sentence.endswith("targets: 2.")
 
 
 def way(name, quality, latency, **more):

@@ -166,7 +166,9 @@ def verdict(
     row = deciding(rows, best)
     gamma = row["gamma"]
     hoped = at_gamma(rows, best)["speedup_forecast"]
-    how = "measured" if "speedup_measured" in row else "forecast"
+    raced = "speedup_measured" in row
+    how = "measured" if raced else "forecast"
+    more = f"Measure on more prompts ({'--limit, --clock-prompts' if raced else '--limit'})."
     gain = row.get("speedup_measured", row["speedup_forecast"])
     figures = f"{shown(gain)} {how}"
     if gamma != best:
@@ -175,7 +177,7 @@ def verdict(
     if prompts < 2:
         said = (
             f"Undecided: {gain['value']:.2f}× {how} at γ = {gamma}, on one prompt, which gives no "
-            "interval. Measure on more prompts."
+            f"interval. {more}"
         )
     elif gain["low"] > 1:
         said = f"Use this draft with γ = {gamma}: {figures}."
@@ -188,7 +190,7 @@ def verdict(
         at = "at its best" if gamma == best else "at"
         said = f"Do not use this draft: {figures} {at} γ = {gamma}; {known}."
     else:
-        said = f"Undecided: {figures} at γ = {gamma}; {known}. Measure on more prompts."
+        said = f"Undecided: {figures} at γ = {gamma}; {known}. {more}"
     return " ".join([said, *map(_at_batch, batches)])
 
 
