@@ -7,6 +7,8 @@ left (vllm#32439).
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from transformers import BartConfig, BartForConditionalGeneration
 
 import decoding_checks as checks
-from distillspec.decoding import complete, speculate
+from distillspec.decoding import complete, queue, speculate
+from distillspec.decoding.state import open_state
 from distillspec.errors import UserError
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models import wrap
@@ -173,3 +176,29 @@ def test_bart_queues_one_by_one():
         assert output.ids == checks.plain_greedy(model, prompt, 5)
     with pytest.raises(UserError, match="decode one prompt at a time"):
         speculate(model, model, PROMPTS[:3], batch_size=2, **options)
+
+
+def test_a_finished_batch_has_let_its_caches_go_before_the_next_prompts_are_read(monkeypatch):
+    """The bug: at batch size 1 every prompt but the first was read beside the one before."""
+    table = random_table(seed=0)
+    prompts = [torch.tensor([i]) for i in range(4)]
+    opened: list[weakref.ref] = []
+    alive: list[int] = []
+
+    def watched(*args, **named):
+        alive.append(sum(ref() is not None for ref in opened))
+        state = open_state(*args, **named)
+        opened.extend(weakref.ref(session) for session in (state.target, state.draft))
+        return state
+
+    monkeypatch.setattr(queue, "open_state", watched)
+    complete(
+        table,
+        random_table(seed=1),
+        prompts,
+        gamma=2,
+        max_new_tokens=3,
+        sampling=Sampling(),
+        batch_size=1,
+    )
+    assert alive == [0] * len(prompts)

@@ -453,6 +453,23 @@ def test_masked_values_do_no_harm(mean, bad):
     assert (values.grad[MASK] > 0).all()
 
 
+@pytest.mark.parametrize("divergence", [forward_kl, reverse_kl])
+def test_a_masked_divergence_that_is_infinite_does_no_harm(divergence):
+    """The bug: 0 · ∞ made the gradient of every id of that position nan."""
+    one_side = torch.randn(2, 3, 4)
+    one_side[1, 2, 0] = -math.inf
+    other = torch.randn(2, 3, 4)
+    target, draft = (one_side, other) if divergence is reverse_kl else (other, one_side)
+    draft.requires_grad_()
+    values = divergence(target, draft)
+    assert values[1, 2] == math.inf
+    mask = values.isfinite()
+    token_mean(values, mask).backward()
+    assert draft.grad.isfinite().all()
+    assert draft.grad[mask].abs().sum() > 0
+    assert not draft.grad[~mask].any()
+
+
 @pytest.mark.parametrize("mean", [sequence_mean, token_mean])
 def test_a_value_that_counts_is_not_hidden(mean):
     values = VALUES.clone()

@@ -37,27 +37,28 @@ class Queue:
     first: int = 0
     """The prompt that waits longest."""
 
+    @property
+    def waiting(self) -> int:
+        """How many prompts have not been admitted."""
+        return len(self.prompts) - self.first
+
     def open(self) -> State:
-        """Start the batch with as many rows as it has places."""
-        return self._open(min(self.size, len(self.prompts)), beside=False)
+        """Start a batch with as many rows as it has places."""
+        return self._open(min(self.size, self.waiting), beside=False)
 
     @torch.no_grad()
     def admit(self, state: State) -> None:
-        """Fill free places of the batch, once there are enough of them."""
-        waiting = len(self.prompts) - self.first
+        """Fill free places beside unfinished rows, once there are enough of them."""
         free = self.size - len(state.rows)
-        if not waiting or free < min(waiting, max(1, self.size // SHARE)):
+        if not self.waiting or free < min(self.waiting, max(1, self.size // SHARE)):
             return
         # Rows without a draft's session beside them are at their last token.
-        if state.rows and self.draft is not None and state.draft is None:
+        if self.draft is not None and state.draft is None:
             return
-        new = self._open(min(free, waiting), beside=bool(state.rows) and state.draft is not None)
-        if state.rows:
-            state.target.join(new.target)
-            if state.draft is not None and new.draft is not None:
-                state.draft.join(new.draft)
-        else:
-            state.target, state.draft = new.target, new.draft
+        new = self._open(min(free, self.waiting), beside=state.draft is not None)
+        state.target.join(new.target)
+        if state.draft is not None and new.draft is not None:
+            state.draft.join(new.draft)
         state.rows = state.rows + new.rows
 
     def _open(self, count: int, *, beside: bool) -> State:

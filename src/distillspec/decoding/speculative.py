@@ -28,7 +28,7 @@ from distillspec.decoding.queue import Queue
 from distillspec.decoding.state import State, advance, draw_uniforms, left_aligned
 from distillspec.decoding.stopping import Stop
 from distillspec.math.processors import Processor, check_processors
-from distillspec.math.rules import AS_SAMPLED, Proposal
+from distillspec.math.rules import AS_SAMPLED, Proposal, Rule
 from distillspec.math.sampling import Sampling, draw
 from distillspec.math.verification import Lenience, Verdict, lenient_score, lossless, verify
 from distillspec.models.protocol import LanguageModel, Session
@@ -100,10 +100,9 @@ def speculate(
         target=target,
         draft=draft if gammas.limit else None,
         limit=gammas.limit,
-        sampling=sampling,
-        draft_sampling=sampling if draft_sampling is None else draft_sampling,
-        proposal=proposal,
-        lenience=lenience,
+        rule=Rule(
+            sampling, sampling if draft_sampling is None else draft_sampling, proposal, lenience
+        ),
         processors=tuple(processors),
         stop=frozenset(stop),
         stop_when=stop_when,
@@ -163,10 +162,7 @@ class _Run:
     target: LanguageModel
     draft: LanguageModel | None
     limit: int
-    sampling: Sampling
-    draft_sampling: Sampling
-    proposal: Proposal
-    lenience: Lenience
+    rule: Rule
     processors: tuple[Processor, ...]
     stop: frozenset[int]
     stop_when: Stop | None
@@ -181,7 +177,11 @@ def _blocks(run: _Run, queue: Queue, state: State, chooser: Chooser) -> Iterator
         block = _block(run, state, chosen)
         chooser.observe(block)
         yield block
-        queue.admit(state)
+        if state.rows:
+            queue.admit(state)
+        elif queue.waiting:
+            del state  # and with it both caches, before the next ones are made
+            state = queue.open()
 
 
 @torch.no_grad()  # not inference mode: a caller may use the states in a loss
@@ -210,9 +210,9 @@ def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
     if run.processors:
         real = [g + 1 for g in gammas]
         logits, empty = process_block(run.processors, state.rows, logits, tokens[:, 1:], real)
-    p = run.sampling.probabilities(logits)
+    p = run.rule.sampling.probabilities(logits)
     q = torch.stack(q_rows, dim=1) if q_rows else p[:, :0]  # [B, w, V]
-    q = run.proposal.distribution(q, tokens[:, 1:])
+    q = run.rule.proposal.distribution(q, tokens[:, 1:])
 
     # 3. and 4. Accept the leading y_i with u_i ≤ f(p_i)/q_i; draw the target's own token.
     # That token always has the last uniform, so a row does not feel how wide its batch drafts.
@@ -220,7 +220,7 @@ def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
         p,
         q,
         tokens[:, 1:],
-        lengths=torch.tensor(gammas, device=pending.device),
+        lengths=torch.tensor(gammas),
         uniforms=torch.cat([uniforms[:, run.limit : run.limit + width], uniforms[:, -1:]], dim=1),
         score=_score(run, logits),
     )
@@ -245,21 +245,19 @@ def _draft(
     q_rows: list[Tensor] = []
     if run.draft is None or state.draft is None or not any(gammas):
         return drafted, q_rows
-    every = torch.arange(len(gammas), device=uniforms.device)
     unseen = [row.unseen if g else [] for row, g in zip(state.rows, gammas, strict=True)]
     fed = [len(ids) for ids in unseen]
     tokens = left_aligned(unseen, uniforms.device)  # [B, k]
     for i in range(max(gammas)):
         states = _states(state.draft, tokens, fed)  # [B, k, H]
-        last = torch.tensor([max(0, n - 1) for n in fed], device=uniforms.device)
-        logits = run.draft.head(states[every, last])  # [B, V]
+        logits = run.draft.head(_last(states, fed))  # [B, V]
         if run.processors:
             before = torch.stack(drafted, dim=1) if drafted else tokens[:, :0]  # [B, i]
             real = [int(g > i) for g in gammas]
             logits = process_block(
                 run.processors, state.rows, logits[:, None], before, real
             ).logits[:, 0]
-        q_rows.append(run.draft_sampling.probabilities(logits))
+        q_rows.append(run.rule.draft_sampling.probabilities(logits))
         drafted.append(draw(q_rows[-1], uniforms[:, i]))
         tokens, fed = drafted[-1][:, None], [int(g > i + 1) for g in gammas]
     return drafted, q_rows
@@ -270,20 +268,29 @@ def _states(session: Session, tokens: Tensor, fed: list[int]) -> Tensor:
 
     What a model returns there may be nan; zeros keep the head and the sampling on firm ground.
     """
-    lengths = torch.tensor(fed, device=tokens.device)
+    lengths = torch.tensor(fed)  # not on the device, which would have to be waited for
     states = session.extend(tokens, lengths)
     k = tokens.shape[1]
     if min(fed) == k:
         return states
-    past = torch.arange(k, device=tokens.device) >= lengths[:, None]  # [B, k]
-    return states.masked_fill(past[..., None], 0)
+    past = torch.arange(k) >= lengths[:, None]  # [B, k]
+    return states.masked_fill(past.to(states.device)[..., None], 0)
+
+
+def _last(states: Tensor, fed: list[int]) -> Tensor:
+    """Return the [B, H] of [B, k, H] states at each row's last token, any for a row without one."""
+    k = states.shape[1]
+    if k == 1 or min(fed) == k:
+        return states[:, -1]
+    places = torch.tensor([max(0, n - 1) for n in fed])
+    return states[torch.arange(len(fed)), places]
 
 
 def _score(run: _Run, logits: Tensor) -> Tensor | None:
     """Return what replaces p in the acceptance test; None for p itself."""
-    if run.lenience is lossless:
+    if run.rule.lossless:
         return None
-    return lenient_score(logits, run.sampling, run.lenience)
+    return lenient_score(logits, run.rule.sampling, run.rule.lenience)
 
 
 def _emit(
@@ -294,7 +301,7 @@ def _emit(
     verdict: Verdict,
     states: Tensor,
 ) -> Block:
-    """Bring the verdict of a block home, the one wait for the device, and cut what must be cut."""
+    """Bring the verdict of a block home and cut what must be cut."""
     columns = [drafted, verdict.token[:, None], verdict.accepted[:, None]]
     cuts = []
     for (*ids, token, accepted), gamma, row in zip(

@@ -121,12 +121,11 @@ def _settle(
     session: Session, rows: list[int] | None, surplus: list[int], pending: list[int]
 ) -> None:
     """Keep `rows` (None for all), forget their surplus, and set their pending tokens."""
-    device = session.pending.device
     if rows is not None:
-        session.keep(torch.tensor(rows, device=device))
+        session.keep(torch.tensor(rows))
     if any(surplus):
-        session.rollback(torch.tensor(surplus, device=device))
-    session.pending = torch.tensor(pending, device=device)
+        session.rollback(torch.tensor(surplus))
+    session.pending = torch.tensor(pending, device=session.pending.device)
 
 
 def draw_uniforms(rows: Sequence[Row], count: int) -> Tensor:

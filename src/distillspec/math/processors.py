@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -66,12 +66,30 @@ class SequenceBias:
     def __call__(self, logits: Tensor, prefix: Tensor, prompt_length: int) -> Tensor:
         """Return the logits with the biases of all sequences that the next token can complete."""
         added = torch.zeros_like(logits)
-        for ids, bias in _by_length(self.biases, logits.dtype, logits.device):
+        for ids, bias in self._groups(logits.dtype, logits.device):
             lead = ids.shape[1] - 1
             if lead <= len(prefix):
                 begun = (ids[:, :-1] == prefix[len(prefix) - lead :]).all(-1)  # [n]
                 added.index_add_(0, ids[:, -1], torch.where(begun, bias, 0.0))
         return logits + added
+
+    def _groups(self, dtype: torch.dtype, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """Group sequences of one length: [n, length] ids with [n] biases each."""
+        if (dtype, device) not in self._made:
+            self._made[dtype, device] = [
+                (
+                    torch.tensor([ids for ids, _ in group], device=device),
+                    torch.tensor([bias for _, bias in group], dtype=dtype, device=device),
+                )
+                for length in sorted({len(ids) for ids, _ in self.biases})
+                for group in [[one for one in self.biases if len(one[0]) == length]]
+            ]
+        return self._made[dtype, device]
+
+    @cached_property
+    def _made(self) -> dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]]:
+        """What `_groups` made: lists of hundreds of words would be made anew at every position."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -268,19 +286,6 @@ def process(
             row = processor(row, prefix, prompt_length)
         rows.append(row)
     return torch.stack(rows)
-
-
-@lru_cache(maxsize=32)  # lists of hundreds of words would be made anew at every position
-def _by_length(
-    biases: tuple[tuple[tuple[int, ...], float], ...], dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Group sequences of one length: [n, length] ids with [n] biases each."""
-    groups = []
-    for length in sorted({len(ids) for ids, _ in biases}):
-        group = [(ids, bias) for ids, bias in biases if len(ids) == length]
-        ids = torch.tensor([ids for ids, _ in group], device=device)
-        groups.append((ids, torch.tensor([b for _, b in group], dtype=dtype, device=device)))
-    return tuple(groups)
 
 
 def check_processors(processors: Sequence[Processor], size: int) -> None:

@@ -240,7 +240,7 @@ def verify(
         p: [B, γ+1, V] target probabilities.
         q: [B, γ, V] draft probabilities: the very tensors the tokens were drawn from.
         drafted: [B, γ] int64; what lies past a row's length is any valid id.
-        lengths: [B] int64 in 0…γ, drafted tokens per row.
+        lengths: [B] int64 in 0…γ, drafted tokens per row; on the CPU nothing waits for them.
         uniforms: [B, γ+1] in [0, 1): γ to judge with, the last one to draw the final token.
         score: [B, γ or γ+1, V], what replaces p in the ratio; see `lenient_score`. Default p.
 
@@ -255,6 +255,7 @@ def verify(
     if score is None:
         score = p
     _check_shapes(p, q, drafted, lengths, uniforms, score)
+    lengths = lengths.to(drafted.device)
     gamma = drafted.shape[1]
     column = drafted.unsqueeze(-1)  # [B, γ, 1]
     score_of_drafted = score[:, :gamma].gather(-1, column).squeeze(-1)

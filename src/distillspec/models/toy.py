@@ -165,6 +165,7 @@ class TableSession:
                 f"got {list(tokens.shape)} and {list(lengths.shape)}"
             )
         k = tokens.shape[1]
+        lengths = lengths.to(self.lengths.device)
         if bool(((lengths < 0) | (lengths > k)).any()):
             raise ValueError(f"lengths must lie in 0…{k}, got {lengths.tolist()}")
         if bool((lengths > self.room).any()):
@@ -187,6 +188,7 @@ class TableSession:
         """
         if surplus.shape != self.lengths.shape:
             raise ValueError(f"expected [{len(self.lengths)}] counts, got {list(surplus.shape)}")
+        surplus = surplus.to(self.lengths.device)
         if bool(((surplus < 0) | (surplus > self.lengths)).any()):
             raise ValueError(
                 f"cannot forget {surplus.tolist()} tokens of rows that hold {self.lengths.tolist()}"
