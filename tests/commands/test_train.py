@@ -24,6 +24,7 @@ from distillspec.commands.train import tell
 from distillspec.decoding import complete
 from distillspec.math.rules import argmax_draft, ratio_test
 from distillspec.math.sampling import Sampling
+from distillspec.models import load
 from distillspec.studies.outputs import TargetOutputs, seeded
 from distillspec.studies.store import Run, read_run
 from distillspec.training import checkpoint
@@ -175,6 +176,30 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resuming(
     (out / "draft").rename(out / "draft.new")
     assert run(capsys, *flags, "--steps", 2, "--out", out, "--resume")[0] == 0
     assert sorted(path.name for path in out.glob("draft*")) == ["draft"]
+
+
+# Stored in 16 bits.
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_a_draft_stored_in_16_bits_trains_like_its_twin_in_32(
+    capsys, tmp_path, flags, pair, optimizer
+):
+    """At the default rate, at which 16-bit weights would hardly move."""
+    made = load(pair[1], dtype=torch.bfloat16)
+    made.save(tmp_path / "narrow")
+    made.module.float()
+    made.save(tmp_path / "wide")
+    for name in ("narrow", "wide"):
+        code, _, _ = run(
+            capsys, *flags, "--draft", tmp_path / name, "--optimizer", optimizer,
+            "--learning-rate", 3e-4, "--warmup", 0, "--steps", 3, "--out", tmp_path / f"{name}_run",
+        )  # fmt: skip
+        assert code == 0
+    narrow, wide = tmp_path / "narrow_run", tmp_path / "wide_run"
+    assert [row["loss"] for row in rows_of(narrow)] == [row["loss"] for row in rows_of(wide)]
+    assert equal(weights(narrow / "draft"), weights(wide / "draft"))
+    assert any(not torch.equal(w.bfloat16().float(), w) for w in weights(narrow / "draft").values())
 
 
 # Stopped.

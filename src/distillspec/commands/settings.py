@@ -105,8 +105,9 @@ class Train:
     """Show the steps and evaluations there too, through Accelerate's trackers; metrics.jsonl has
     them in any case."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights (ours:
-    float32 is exact, and faster on CPUs without 16-bit instructions, docs/log.md)."""
+    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights, which the
+    draft has in training and in out/draft whatever it is stored in (ours: float32 is exact, and
+    faster on CPUs without 16-bit instructions, docs/log.md)."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0

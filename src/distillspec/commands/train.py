@@ -24,6 +24,7 @@ from distillspec.commands.trackers import check_tracker
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.lora import add_lora, check_lora
+from distillspec.models.widths import widen
 from distillspec.settings import as_dict
 from distillspec.studies.store import Run
 from distillspec.training.cache import HiddenCache
@@ -78,7 +79,7 @@ def _with_target(recipe: Recipe, settings: Distill, processes: Processes) -> dic
         data = examples(draft.tokenizer, rows)
         for model in (target, draft):
             check_fit(model, rows, data)
-        _adapt(draft, settings)
+        _prepare(draft, settings)
         batches = Batches(data, recipe.batch_size)
         reference = None
         if settings.reference is not None:
@@ -125,7 +126,7 @@ def _without_target(
         draft = load_model(settings.draft, device=own_device(processes, settings.device))
         data = examples(draft.tokenizer, rows)
         check_fit(draft, rows, data)
-        _adapt(draft, settings)
+        _prepare(draft, settings)
         batches = Batches(data, recipe.batch_size)
         state = State(draft, batches, recipe, seed=settings.seed, target=offline)
         if offline is None:
@@ -158,8 +159,9 @@ def _check(settings: Train) -> None:
     check_tracker(settings)
 
 
-def _adapt(draft: TransformersModel, settings: Train) -> None:
-    """Put the adapters of --lora into the draft."""
+def _prepare(draft: TransformersModel, settings: Train) -> None:
+    """Give the draft weights that can be trained, and the adapters of --lora."""
+    widen(draft.module)
     if settings.lora is not None:
         add_lora(draft.module, settings.lora, seed=derived(settings.seed, "lora"))
 

@@ -29,6 +29,7 @@ from distillspec.commands.study_settings import Tune
 from distillspec.commands.tables import interval
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.widths import widen
 from distillspec.settings import as_dict
 from distillspec.studies.halving import better_half, first_rung, moved, rungs
 from distillspec.studies.outputs import TargetOutputs
@@ -135,6 +136,7 @@ def _lab(settings: Tune, texts: Mapping[str, Texts]) -> tuple[_Lab, Transformers
             "choose, half judge, and one gives no interval"
         )
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
+    widen(draft.module)
     data = examples(draft.tokenizer, rows)
     for model in (target, draft):
         check_fit(model, rows, data)
