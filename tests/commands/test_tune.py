@@ -88,3 +88,17 @@ def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
 )
 def test_a_search_that_cannot_be_is_refused(capsys, arguments, flags, said):
     assert said in refused(capsys, *arguments, *flags)
+
+
+def test_prompts_are_rendered_by_the_targets_template(capsys, tmp_path, arguments, monkeypatch):
+    """The draft here has none."""
+    honest, seen = tune.examples, []
+    monkeypatch.setattr(
+        tune, "examples", lambda tokenizer, rows: seen.append(tokenizer) or honest(tokenizer, rows)
+    )
+    code, _, _ = run(
+        capsys, *arguments, "--target", saved(tmp_path / "chat", chat=True), "--minutes", 0.002,
+        "--divergences", "forward_kl", "--mixtures", "draft", "--learning-rates", "1e-3",
+    )  # fmt: skip
+    assert code == 0
+    assert [tokenizer.chat for tokenizer in seen] == [True]

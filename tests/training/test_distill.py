@@ -571,13 +571,44 @@ def test_the_cache_scores_only_what_is_new_and_gives_rows_in_the_order_asked():
     assert cache.passes == 2
 
 
-def test_the_cache_stores_in_the_type_asked_for_and_answers_in_the_targets():
-    target, _ = table_pair()
-    example = table_data().examples[0]
-    batch = loop.Batch((example.prompt,), (example.completion,))
-    half = HiddenCache(torch.bfloat16).states(target, (0,), batch)
-    assert half.dtype == torch.float64
-    assert torch.equal(half, states_of(target, batch).bfloat16().double())
+def test_the_cache_keeps_what_the_target_computed_bit_for_bit():
+    """In the target's own type: 16 bits stay 16 bits, and what is kept is what is computed."""
+    target = tiny("llama", seed=1)
+    target.module.bfloat16()
+    examples = text_data().examples[:2]
+    batch = loop.Batch(tuple(e.prompt for e in examples), tuple(e.completion for e in examples))
+    cache = HiddenCache()
+    for _ in range(2):
+        found = cache.states(target, (0, 1), batch)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, states_of(target, batch))
+    assert cache.passes == 1
+    assert cache.bytes == found.nbytes == 2 * 32 * sum(batch.lengths)
+
+
+@pytest.mark.parametrize("kept", [None, torch.tensor([0, 2, 3, 5])])
+@pytest.mark.parametrize("share", [0, 0.4, 1])
+def test_what_finds_no_room_is_computed_again(kept, share):
+    """The memory is bounded, and the run is the same, with a whole head and a trimmed one."""
+    batches = table_data()
+    count = 3 * batches.per_epoch
+
+    def trained(cache):
+        target = random_table(6, seed=1, scale=2.0, eos_ids=(EOS,))
+        draft = random_table(6, seed=2, eos_ids=(EOS,), kept=kept)
+        steps = run(target, draft, batches, recipe(fixed=1), count, cache=cache)
+        return [step.loss for step in steps], draft.logits.detach()
+
+    whole = HiddenCache()
+    losses, weights = trained(whole)
+    limit = int(share * whole.bytes)
+    cache = HiddenCache(limit)
+    found_losses, found = trained(cache)
+    assert found_losses == pytest.approx(losses, rel=1e-12)
+    torch.testing.assert_close(found, weights, rtol=1e-12, atol=0)
+    assert 0.5 * limit <= cache.bytes <= limit
+    assert (cache.passes == batches.per_epoch) == (share == 1)
+    assert (cache.passes == count) == (share < 1)
 
 
 def test_the_cache_notices_other_data_under_the_same_number():
@@ -608,7 +639,7 @@ def test_a_trimmed_draft_on_cached_data_asks_the_target_for_its_kept_ids(monkeyp
         return [s.loss for s in steps], draft.logits.detach(), heads
 
     losses, weights, heads = trained(None)
-    cached_losses, cached_weights, cached_heads = trained(HiddenCache(torch.float64))
+    cached_losses, cached_weights, cached_heads = trained(HiddenCache())
     assert cached_losses == pytest.approx(losses, rel=1e-9)
     torch.testing.assert_close(cached_weights, weights, rtol=1e-9, atol=1e-12)
     assert 0 < sum(cached_heads) < sum(heads)

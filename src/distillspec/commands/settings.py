@@ -116,18 +116,25 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Sft(Train):
-    """Fine-tune a draft on the targets of a file: hard labels, no target model."""
+    """Fine-tune a draft on the targets of a file: hard labels, no target model.
+
+    Prompts are rendered by the draft's own chat template: no other is known here.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(Train):
-    """Distil a draft toward its target."""
+    """Distil a draft toward its target.
+
+    Prompts are rendered by the target's chat template, as they are where the pair serves.
+    """
 
     target: str | None = None
     """Folder, hub name or GGUF file of the target; it may be left out with --cache."""
     cache: Path | None = None
     """What the target said of the answers in --prompts, kept by generate --cache: no target is
-    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one."""
+    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one, and
+    its chat template renders the prompts, else the draft's."""
     recipe: Literal[
         "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
     ] = "imitkd"
@@ -155,6 +162,10 @@ class Distill(Train):
     target write alone."""
     max_new_tokens: int = 64
     """Length limit of sampled completions, in tokens (the paper's for XSum, Appendix B)."""
+    state_memory: float = 4.0
+    """GiB that the target's states of fixed data may take on its device, which spares its passes
+    from the second epoch on (ours: 500,000 tokens of a target of width 4096 in 16 bits); 0 keeps
+    none. What finds no room is computed again, to the same numbers."""
     held_out: str | None = None
     """Prompt file, task, or TASK=FILE, none of it in --prompts, on whose target answers α and τ are
     taken before, during and after training; leave out not to evaluate."""

@@ -137,7 +137,7 @@ def _lab(settings: Tune, texts: Mapping[str, Texts]) -> tuple[_Lab, Transformers
         )
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
     widen(draft.module)
-    data = examples(draft.tokenizer, rows)
+    data = examples(target.tokenizer, rows)
     for model in (target, draft):
         check_fit(model, rows, data)
     prompts = prompt_ids(target.tokenizer, held_rows, context=target.context)

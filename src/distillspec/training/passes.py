@@ -103,7 +103,8 @@ class Witness:
         hidden = self.cache.states(self.target, one.indices, one.batch)
         if self.kept is None:
             return hidden, None
-        return hidden, self.cache.normalisers(self.target, one.indices)
+        lengths = one.batch.lengths
+        return hidden, self.cache.normalisers(self.target, one.indices, lengths, hidden)
 
 
 class Sums(NamedTuple):
