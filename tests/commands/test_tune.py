@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import yaml
 
 from distillspec.commands import tune
+from distillspec.commands.candidates import baseline, candidates, distill_settings
+from distillspec.commands.plans import distill_recipe
 from distillspec.commands.settings import Distill
+from distillspec.commands.study_settings import Tune
 from distillspec.settings import parse
+from distillspec.training.recipes import Divergence, Mixture
+from distillspec.training.recipes import named as named_recipe
 from verbs import WORDS, refused, run, saved, write_rows
 
 
@@ -79,15 +85,58 @@ def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
         (("--minutes", 1, "--mixtures", "draft+drift"), "did you mean 'draft'"),
         (("--minutes", 1, "--mixtures", "draft+draft"), "draft"),
         (("--minutes", 1, "--divergences", "jsd"), "no candidate is left"),
-        (("--minutes", 1, "--extras", "clip"), "expected a recipe's flag"),
+        (("--minutes", 1, "--extras", "clip"), "expected NAME=VALUE"),
         (("--minutes", 1, "--extras", "clap=1"), "did you mean 'clip'"),
-        (("--minutes", 1, "--extras", "resume=true"), "expected a recipe's flag"),
+        (("--minutes", 1, "--extras", "resume=true"), "no flag that an extra can try"),
         (("--minutes", 1, "--against", "imitkt"), "did you mean 'imitkd'"),
+        (("--minutes", 1, "--against", "adaspec"), "--against adaspec: select:0.4"),
+        (("--minutes", 1, "--divergences", "select:0.4"), "no candidate is left: select:0.4"),
         (("--minutes", 1, "--learning-rates", "0.001,0"), "nothing is trained"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(capsys, arguments, flags, said):
     assert said in refused(capsys, *arguments, *flags)
+
+
+IGNORED = (
+    "lora=8", "gamma=7", "warmup=0.3", "limit=5", "seed=9", "reference=x", "cache=c",
+    "decay_from=0.1", "divergence=jsd:0.5", "learning_rate=1", "fixed=1", "tracker=wandb",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", IGNORED)
+def test_an_extra_that_no_candidate_would_train_with_is_refused(
+    capsys, arguments, monkeypatch, extra
+):
+    """They were taken, did nothing, and stood in winner.yaml."""
+    monkeypatch.setattr(tune, "load_both", lambda *_, **__: pytest.fail("loaded"))
+    said = refused(capsys, *arguments, "--minutes", 1, "--extras", f"none,clip=1+{extra}")
+    assert f"{extra.partition('=')[0]}: no flag that an extra can try" in said
+
+
+def test_an_extra_reaches_the_recipe_and_what_needs_another_draft_is_left_out(tmp_path):
+    settings = Tune(
+        target="t", draft="d", prompts="p", held_out="h", out=tmp_path, minutes=1.0, limit=7,
+        divergences=("forward_kl", "select:0.4"), mixtures=("fixed",), learning_rates=(1e-3,),
+        extras=(
+            "batch-size=16+clip=1+dtype=bfloat16+freeze=*embed*+max_new_tokens=5"
+            "+optimizer=adafactor+recipe=path+target_gamma=2",
+        ),
+    )  # fmt: skip
+    named, left_out = candidates(settings)
+    (texts,) = named.values()
+    recipe = distill_recipe(distill_settings(texts, settings))
+    assert recipe.to_dict() == {
+        **named_recipe("path").to_dict(), "batch_size": 16, "clip": 1, "precision": "bfloat16",
+        "frozen": ["*embed*"], "max_new_tokens": 5, "target_gamma": 2, "learning_rate": 1e-3,
+        "divergence": asdict(Divergence("forward_kl")), "mixture": asdict(Mixture(fixed=1)),
+        "schedule": recipe.to_dict()["schedule"],
+    }  # fmt: skip
+    assert texts["limit"] == baseline(settings)["limit"] == "7"
+    assert [why for why in left_out.values()] == [
+        "select:0.4:forward_kl needs a draft distilled before, and tune has none: train it by "
+        "distill --reference"
+    ]
 
 
 def test_prompts_are_rendered_by_the_targets_template(capsys, tmp_path, arguments, monkeypatch):
