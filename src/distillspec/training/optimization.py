@@ -14,8 +14,9 @@ from distillspec.training.checks import in_range, is_number, one_of
 class Adafactor:
     """`torch.optim.Adafactor`: factored second moments, updates in proportion to the weights.
 
-    An update has RMS rate · max(RMS(weights), 1e-3) at most. torch caps the rate at 1/√step; the
-    loop refuses a rate above that cap rather than let it be cut in silence.
+    An update has RMS rate · max(RMS(weights), 1e-3) at most. The rate is at most 1/√step, as its
+    authors have it and torch does: 0.01 is cut from step 10,001 on, 3e-4 from step 11 million. A
+    `Step` has the rate that was applied.
     """
 
     name: Literal["adafactor"] = "adafactor"

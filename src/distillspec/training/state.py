@@ -80,18 +80,11 @@ class State:
 
         Returns:
             The learning rate that was applied.
-
-        Raises:
-            UserError: if Adafactor would cut the rate.
         """
         progress = seconds if self.recipe.schedule.unit == "seconds" else self.step + 1
         rate = self.recipe.learning_rate * self.recipe.schedule.factor(progress)
-        cap = 1 / math.sqrt(self.step + 1)
-        if isinstance(self.recipe.optimizer, Adafactor) and rate > cap:
-            raise UserError(
-                f"step {self.step + 1}: Adafactor caps its rate at 1/√step = {cap:.3g}, below the "
-                f"scheduled {rate:.3g}; give a learning_rate of at most {cap:.3g}, or AdamW"
-            )
+        if isinstance(self.recipe.optimizer, Adafactor):
+            rate = min(rate, 1 / math.sqrt(self.step + 1))  # torch would, in silence
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with undivided():
