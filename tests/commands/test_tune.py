@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
+from itertools import count, islice
 
 import pytest
+import torch
 import yaml
 
-from distillspec.commands import tune
+from distillspec.commands import tune, turns
 from distillspec.commands.candidates import baseline, candidates, distill_settings
 from distillspec.commands.plans import distill_recipe
 from distillspec.commands.settings import Distill
 from distillspec.commands.study_settings import Tune
 from distillspec.settings import parse
+from distillspec.training import checkpoint
+from distillspec.training.cache import HiddenCache
+from distillspec.training.distill import distill
 from distillspec.training.recipes import Divergence, Mixture
 from distillspec.training.recipes import named as named_recipe
 from verbs import WORDS, refused, run, saved, write_rows
@@ -65,6 +71,67 @@ def test_a_search_ends_with_a_config_that_distill_takes(capsys, tmp_path, argume
     assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8")) == found
     rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 5 + 3 + 2
+
+
+@pytest.mark.parametrize("extra", ["optimizer=adamw", "optimizer=adafactor", "freeze=*embed*"])
+def test_a_candidate_that_waited_goes_on_as_if_it_had_not(arguments, monkeypatch, extra):
+    """Bit for bit, with other candidates between its turns. Every step takes four seconds."""
+    ticks = count()
+    monkeypatch.setattr(turns, "distill", partial(distill, clock=lambda: next(ticks)))
+    argv = [*map(str, arguments[1:]), "--minutes", "1", "--extras", f"none,{extra}"]
+    argv += ["--divergences", "jsd:0.5", "--mixtures", "fixed+draft", "--learning-rates", "1e-2"]
+    settings = parse(Tune, argv, prog="tune").settings
+    named, _ = candidates(settings)
+    lab = tune._lab(settings, {tune.AGAINST: baseline(settings)})
+    one, other = (turns.prepared(lab, texts, settings, 20.0) for texts in named.values())
+    checkpoint.save(lab.start.parent, lab.draft, one.state, keep=1)
+    start = {name: value.clone() for name, value in lab.draft.module.state_dict().items()}
+
+    found = []
+    for until in (20.0, 30.0, 30.0, 60.0):
+        turns.turn(lab, one, until)
+        found.append(turns.turn(lab, other, until))
+        assert not one.state.optimizer.state
+        assert not other.state.optimizer.state
+    reached = {name: value.clone() for name, value in lab.draft.module.state_dict().items()}
+    assert [test.step for test in found] == [5, 8, 8, 15]
+    assert found[1].row() == found[2].row()  # its last step had gone beyond the turn
+
+    lab.draft.module.load_state_dict(start)
+    plain = turns.prepared(lab, list(named.values())[1], settings, 20.0)
+    steps = distill(
+        lab.target, lab.draft, plain.batches, plain.recipe, state=plain.state,
+        cache=HiddenCache(), clock=lambda: next(ticks),
+    )  # fmt: skip
+    list(islice(steps, 15))
+    assert all(torch.equal(reached[name], w) for name, w in lab.draft.module.state_dict().items())
+    assert any(not torch.equal(reached[name], start[name]) for name in start)
+    (waiting,) = other.folder.iterdir()
+    assert waiting.name == "step-15"
+
+
+def test_a_candidate_that_leaves_the_numbers_is_out_and_the_others_go_on(
+    capsys, tmp_path, arguments, monkeypatch
+):
+    """One whose weights no checkpoint takes, too: at first such a search ended."""
+    honest = turns.checkpoint.save
+
+    def refusing(folder, draft, state, **more):
+        if state.recipe.divergence.name == "jsd":
+            with torch.no_grad():
+                next(draft.module.parameters()).fill_(float("inf"))
+        return honest(folder, draft, state, **more)
+
+    monkeypatch.setattr(turns.checkpoint, "save", refusing)
+    code, found, _ = run(
+        capsys, *arguments, "--minutes", 0.002, "--divergences", "forward_kl,jsd:0.5",
+        "--mixtures", "draft", "--learning-rates", "1e-3",
+    )  # fmt: skip
+    assert code == 0
+    assert found["winner"].startswith("forward_kl")
+    assert list(found["failed"]) == ["jsd:0.5 · draft · 0.001"]
+    assert "no longer finite" in found["failed"]["jsd:0.5 · draft · 0.001"]
+    assert not (tmp_path / "run" / turns.WAITING).exists()
 
 
 def test_a_search_in_which_nothing_moves_stops(capsys, arguments):

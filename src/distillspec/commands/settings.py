@@ -62,8 +62,8 @@ class Train:
     learning_rate: float = 3e-4
     """Peak learning rate (the paper's, Appendix B; for adamw docs/log.md has 1e-3)."""
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
-    """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw). Adafactor
-    never goes above a rate of 1/√step; metrics.jsonl has the rate that was applied."""
+    """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw).
+    Adafactor never goes above a rate of 1/√step; metrics.jsonl has the rate that was applied."""
     batch_size: int = 32
     """Sequences per update, of all processes together (the paper's, Appendix B)."""
     rows_at_once: int | None = None

@@ -138,7 +138,7 @@ class Tokenizer:
         return re.fullmatch(r"<0x[0-9A-F]{2}>", str(self.hf.convert_ids_to_tokens(i))) is not None
 
     def render_like(self, other: Tokenizer) -> None:
-        """Render prompts by another tokenizer's chat template from now on, or by none as it does."""
+        """Render prompts by another tokenizer's chat template from now on, or by none like it."""
         self.hf.chat_template = other.hf.chat_template
 
     def save(self, folder: Path) -> None:

@@ -12,7 +12,6 @@ from distillspec.models.modes import evaluation_mode
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.chunks import Rows
 
-
 STATE_BYTES = 4 << 30
 """What kept states may take by default: of a target with H = 4096 in 16 bits 500,000 tokens."""
 

@@ -11,6 +11,10 @@ from distillspec.errors import UserError, nearest
 
 
 class NotFiniteError(UserError):
+    """A training that has left the numbers."""
+
+
+class StepNotFiniteError(NotFiniteError):
     """A step whose loss or gradient is no number."""
 
     def __init__(self, message: str, indices: Sequence[int]) -> None:
@@ -32,10 +36,10 @@ def finite(
         gradient_norm: Before clipping.
 
     Raises:
-        NotFiniteError: naming the step and its batch.
+        StepNotFiniteError: naming the step and its batch.
     """
     if not math.isfinite(loss) or not math.isfinite(gradient_norm):
-        raise NotFiniteError(
+        raise StepNotFiniteError(
             f"step {step}: the loss is {loss} and the norm of its gradient {gradient_norm}, on "
             f"{source} data of the examples {', '.join(map(str, indices))} (from 0); no update was "
             "made; try a smaller learning_rate, a clip, or float32",

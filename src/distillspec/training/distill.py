@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache
-from distillspec.training.checks import NotFiniteError, finite
+from distillspec.training.checks import StepNotFiniteError, finite
 from distillspec.training.data import Batches, Part, parts_of, rollout
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.offline_loss import check_offline
@@ -81,7 +81,7 @@ def distill(
     recompute: bool = False,
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Train the draft toward the target, one update per step, without end.
 
     The draft trains in the mode it is in. Models load in eval mode, which is the paper's dropout
@@ -275,6 +275,6 @@ def _check_finite(
 ) -> None:
     try:
         finite(state.step + 1, indices, source, loss=loss, gradient_norm=norm)
-    except NotFiniteError:
+    except StepNotFiniteError:
         state.optimizer.zero_grad(set_to_none=True)
         raise
