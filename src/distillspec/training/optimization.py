@@ -23,6 +23,10 @@ class Adafactor:
     weight_decay: float = 0.0
     """The share of each weight removed per step, times the rate."""
 
+    def __post_init__(self) -> None:
+        """Refuse what torch would not take."""
+        in_range("weight_decay", self.weight_decay, 0, math.inf)
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -35,6 +39,13 @@ class AdamW:
     """Decay of the gradient's running mean."""
     beta2: float = 0.999
     """Decay of the squared gradient's running mean."""
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would not take."""
+        in_range("weight_decay", self.weight_decay, 0, math.inf)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not (is_number(beta) and 0 <= beta < 1):
+                raise UserError(f"{name} must be a number, at least 0 and below 1, got {beta!r}")
 
 
 Optimizer: TypeAlias = Adafactor | AdamW
