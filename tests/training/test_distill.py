@@ -14,9 +14,10 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import Sampling
 from distillspec.models.toy import TableModel
 from distillspec.training.cache import HiddenCache, states_of
-from distillspec.training.data import Batches, Example, parts_of
+from distillspec.training.data import Batches, Example
 from distillspec.training.distill import distill, sft
 from distillspec.training.optimization import Adafactor, AdamW, Schedule
+from distillspec.training.processes import ALONE
 from distillspec.training.state import State
 from support import perturbed, random_table, tiny
 from training_checks import EOS, recipe, run, table_pair, with_dropout
@@ -292,8 +293,19 @@ def test_target_data_brings_the_states_that_a_pass_would_compute(family, gamma):
     batches = text_data(4, 4)
     plan = recipe(target=1, max_new_tokens=6, target_gamma=gamma)
     state = State(draft, batches, plan, seed=0)
-    parts = parts_of(4, rows_at_once=3)
-    found = loop._complete(target, draft, batches, (0, 1, 2, 3), parts, "target", state)
+    whole = loop.Run(
+        target=target,
+        draft=draft,
+        trained=draft,
+        batches=batches,
+        state=state,
+        witness=loop.Witness(target),
+        loss=torch.nn.Identity(),
+        processes=ALONE,
+        rows_at_once=3,
+        clock=lambda: 0.0,
+    )
+    found = loop._complete(whole, (0, 1, 2, 3), "target")
     assert len(found) == 2
     for one in found:
         hidden = states_of(target, one.batch)
