@@ -114,3 +114,15 @@ def test_a_run_from_a_cache_goes_on_with_that_cache_alone(capsys, tmp_path, made
     said = refused(capsys, *training(made, prompts, out, "--cache", other, "--resume"))
     assert "other target" in said
     assert "--allow-change target" in said
+
+
+def test_a_cache_goes_with_the_chat_template_that_its_prompts_were_made_with(
+    capsys, tmp_path, made, kept
+):
+    """The draft has no template: only --target knows the one."""
+    target = saved(tmp_path / "chat", chat=True)
+    prompts, cache = kept(8, target)
+    arguments = training(made, prompts, tmp_path / "run", "--cache", cache)
+    assert "6 of 6 examples are not in" in (said := refused(capsys, *arguments))
+    assert "another chat template" in said
+    assert run(capsys, *arguments, "--target", target)[0] == 0

@@ -17,13 +17,15 @@ from safetensors.torch import load_file
 
 import killing
 from distillspec import cli
-from distillspec.commands import held_out, running
+from distillspec.commands import held_out, running, train
 from distillspec.commands.held_out import Evaluation, Judge, Serving
 from distillspec.commands.metrics import Totals
 from distillspec.commands.train import tell
 from distillspec.decoding import complete
+from distillspec.errors import UserError
 from distillspec.math.rules import argmax_draft, ratio_test
 from distillspec.math.sampling import Sampling
+from distillspec.models import load
 from distillspec.studies.outputs import TargetOutputs, seeded
 from distillspec.studies.store import Run, read_run
 from distillspec.training import checkpoint
@@ -175,6 +177,91 @@ def test_a_run_killed_after_its_last_step_is_finished_by_resuming(
     (out / "draft").rename(out / "draft.new")
     assert run(capsys, *flags, "--steps", 2, "--out", out, "--resume")[0] == 0
     assert sorted(path.name for path in out.glob("draft*")) == ["draft"]
+
+
+# Stored in 16 bits.
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_a_draft_stored_in_16_bits_trains_like_its_twin_in_32(
+    capsys, tmp_path, flags, pair, optimizer
+):
+    """At the default rate, at which 16-bit weights would hardly move."""
+    made = load(pair[1], dtype=torch.bfloat16)
+    made.save(tmp_path / "narrow")
+    made.module.float()
+    made.save(tmp_path / "wide")
+    for name in ("narrow", "wide"):
+        code, _, _ = run(
+            capsys, *flags, "--draft", tmp_path / name, "--optimizer", optimizer,
+            "--learning-rate", 3e-4, "--warmup", 0, "--steps", 3, "--out", tmp_path / f"{name}_run",
+        )  # fmt: skip
+        assert code == 0
+    narrow, wide = tmp_path / "narrow_run", tmp_path / "wide_run"
+    assert [row["loss"] for row in rows_of(narrow)] == [row["loss"] for row in rows_of(wide)]
+    assert equal(weights(narrow / "draft"), weights(wide / "draft"))
+    assert any(not torch.equal(w.bfloat16().float(), w) for w in weights(narrow / "draft").values())
+
+
+# The target's states.
+
+
+@pytest.mark.parametrize(
+    ("more", "room"),
+    [
+        (("--minutes", 1), 4 << 30),
+        (("--steps", 4), 4 << 30),
+        (("--steps", 3), None),
+        (("--minutes", 1, "--state-memory", 0), None),
+        (("--minutes", 1, "--state-memory", 0.5), 1 << 29),
+    ],
+)
+def test_states_are_kept_where_an_example_comes_twice(
+    capsys, tmp_path, flags, monkeypatch, more, room
+):
+    """Three steps are an epoch."""
+    seen = []
+
+    def caught(*_, cache, **__):
+        seen.append(cache)
+        raise UserError("seen")
+
+    monkeypatch.setattr(train, "distill", caught)
+    assert "seen" in refused(capsys, *flags, *more, "--out", tmp_path / "run")
+    assert [None if cache is None else cache._limit for cache in seen] == [room]
+
+
+def test_less_memory_than_none_is_refused(capsys, tmp_path, flags):
+    more = ("--steps", 4, "--state-memory", -1, "--out", tmp_path / "run")
+    assert "--state-memory -1: expected GiB" in refused(capsys, *flags, *more)
+
+
+# The prompts' template.
+
+
+def test_the_targets_template_renders_the_prompts_and_draft_carries_it(capsys, tmp_path, prompts):
+    """Two templates: the draft's own made ids that no serving sees."""
+    target = saved(tmp_path / "target", chat=True)
+    own = load(saved(tmp_path / "draft", noise=0.05, chat=True))
+    own.tokenizer.hf.chat_template = "user {{ messages[0]['content'] }}"
+    own.save(tmp_path / "other")
+    for name in ("draft", "other"):
+        code, _, _ = run(
+            capsys, *flags_of((target, tmp_path / name), prompts), "--steps", 2,
+            "--out", tmp_path / f"{name}_run",
+        )  # fmt: skip
+        assert code == 0
+    expected, found = tmp_path / "draft_run", tmp_path / "other_run"
+    assert [row["loss"] for row in rows_of(found)] == [row["loss"] for row in rows_of(expected)]
+    template = load(found / "draft").tokenizer.hf.chat_template
+    assert template == load(target).tokenizer.hf.chat_template
+    # Without a target there is only the draft's own.
+    code, _, _ = run(
+        capsys, "sft", "--draft", tmp_path / "other", "--prompts", prompts, "--steps", 1,
+        "--batch-size", 3, "--out", tmp_path / "sft",
+    )  # fmt: skip
+    assert code == 0
+    assert load(tmp_path / "sft" / "draft").tokenizer.hf.chat_template.startswith("user {{")
 
 
 # Stopped.

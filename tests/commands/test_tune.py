@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from functools import partial
+from itertools import count, islice
 
 import pytest
+import torch
 import yaml
 
-from distillspec.commands import tune
+from distillspec.commands import tune, turns
+from distillspec.commands.candidates import baseline, candidates, distill_settings
+from distillspec.commands.plans import distill_recipe
 from distillspec.commands.settings import Distill
+from distillspec.commands.study_settings import Tune
 from distillspec.settings import parse
+from distillspec.training import checkpoint
+from distillspec.training.cache import HiddenCache
+from distillspec.training.distill import distill
+from distillspec.training.recipes import Divergence, Mixture
+from distillspec.training.recipes import named as named_recipe
 from verbs import WORDS, refused, run, saved, write_rows
 
 
@@ -61,6 +73,67 @@ def test_a_search_ends_with_a_config_that_distill_takes(capsys, tmp_path, argume
     assert len(rows) == 5 + 3 + 2
 
 
+@pytest.mark.parametrize("extra", ["optimizer=adamw", "optimizer=adafactor", "freeze=*embed*"])
+def test_a_candidate_that_waited_goes_on_as_if_it_had_not(arguments, monkeypatch, extra):
+    """Bit for bit, with other candidates between its turns. Every step takes four seconds."""
+    ticks = count()
+    monkeypatch.setattr(turns, "distill", partial(distill, clock=lambda: next(ticks)))
+    argv = [*map(str, arguments[1:]), "--minutes", "1", "--extras", f"none,{extra}"]
+    argv += ["--divergences", "jsd:0.5", "--mixtures", "fixed+draft", "--learning-rates", "1e-2"]
+    settings = parse(Tune, argv, prog="tune").settings
+    named, _ = candidates(settings)
+    lab = tune._lab(settings, {tune.AGAINST: baseline(settings)})
+    one, other = (turns.prepared(lab, texts, settings, 20.0) for texts in named.values())
+    checkpoint.save(lab.start.parent, lab.draft, one.state, keep=1)
+    start = {name: value.clone() for name, value in lab.draft.module.state_dict().items()}
+
+    found = []
+    for until in (20.0, 30.0, 30.0, 60.0):
+        turns.turn(lab, one, until)
+        found.append(turns.turn(lab, other, until))
+        assert not one.state.optimizer.state
+        assert not other.state.optimizer.state
+    reached = {name: value.clone() for name, value in lab.draft.module.state_dict().items()}
+    assert [test.step for test in found] == [5, 8, 8, 15]
+    assert found[1].row() == found[2].row()  # its last step had gone beyond the turn
+
+    lab.draft.module.load_state_dict(start)
+    plain = turns.prepared(lab, list(named.values())[1], settings, 20.0)
+    steps = distill(
+        lab.target, lab.draft, plain.batches, plain.recipe, state=plain.state,
+        cache=HiddenCache(), clock=lambda: next(ticks),
+    )  # fmt: skip
+    list(islice(steps, 15))
+    assert all(torch.equal(reached[name], w) for name, w in lab.draft.module.state_dict().items())
+    assert any(not torch.equal(reached[name], start[name]) for name in start)
+    (waiting,) = other.folder.iterdir()
+    assert waiting.name == "step-15"
+
+
+def test_a_candidate_that_leaves_the_numbers_is_out_and_the_others_go_on(
+    capsys, tmp_path, arguments, monkeypatch
+):
+    """One whose weights no checkpoint takes, too: at first such a search ended."""
+    honest = turns.checkpoint.save
+
+    def refusing(folder, draft, state, **more):
+        if state.recipe.divergence.name == "jsd":
+            with torch.no_grad():
+                next(draft.module.parameters()).fill_(float("inf"))
+        return honest(folder, draft, state, **more)
+
+    monkeypatch.setattr(turns.checkpoint, "save", refusing)
+    code, found, _ = run(
+        capsys, *arguments, "--minutes", 0.002, "--divergences", "forward_kl,jsd:0.5",
+        "--mixtures", "draft", "--learning-rates", "1e-3",
+    )  # fmt: skip
+    assert code == 0
+    assert found["winner"].startswith("forward_kl")
+    assert list(found["failed"]) == ["jsd:0.5 · draft · 0.001"]
+    assert "no longer finite" in found["failed"]["jsd:0.5 · draft · 0.001"]
+    assert not (tmp_path / "run" / turns.WAITING).exists()
+
+
 def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
     code, found, _ = run(
         capsys, *arguments, "--minutes", 0.01, "--divergences", "forward_kl", "--mixtures",
@@ -79,12 +152,69 @@ def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
         (("--minutes", 1, "--mixtures", "draft+drift"), "did you mean 'draft'"),
         (("--minutes", 1, "--mixtures", "draft+draft"), "draft"),
         (("--minutes", 1, "--divergences", "jsd"), "no candidate is left"),
-        (("--minutes", 1, "--extras", "clip"), "expected a recipe's flag"),
+        (("--minutes", 1, "--extras", "clip"), "expected NAME=VALUE"),
         (("--minutes", 1, "--extras", "clap=1"), "did you mean 'clip'"),
-        (("--minutes", 1, "--extras", "resume=true"), "expected a recipe's flag"),
+        (("--minutes", 1, "--extras", "resume=true"), "no flag that an extra can try"),
         (("--minutes", 1, "--against", "imitkt"), "did you mean 'imitkd'"),
+        (("--minutes", 1, "--against", "adaspec"), "--against adaspec: select:0.4"),
+        (("--minutes", 1, "--divergences", "select:0.4"), "no candidate is left: select:0.4"),
         (("--minutes", 1, "--learning-rates", "0.001,0"), "nothing is trained"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(capsys, arguments, flags, said):
     assert said in refused(capsys, *arguments, *flags)
+
+
+IGNORED = (
+    "lora=8", "gamma=7", "warmup=0.3", "limit=5", "seed=9", "reference=x", "cache=c",
+    "decay_from=0.1", "divergence=jsd:0.5", "learning_rate=1", "fixed=1", "tracker=wandb",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", IGNORED)
+def test_an_extra_that_no_candidate_would_train_with_is_refused(
+    capsys, arguments, monkeypatch, extra
+):
+    """They were taken, did nothing, and stood in winner.yaml."""
+    monkeypatch.setattr(tune, "load_both", lambda *_, **__: pytest.fail("loaded"))
+    said = refused(capsys, *arguments, "--minutes", 1, "--extras", f"none,clip=1+{extra}")
+    assert f"{extra.partition('=')[0]}: no flag that an extra can try" in said
+
+
+def test_an_extra_reaches_the_recipe_and_what_needs_another_draft_is_left_out(tmp_path):
+    settings = Tune(
+        target="t", draft="d", prompts="p", held_out="h", out=tmp_path, minutes=1.0, limit=7,
+        divergences=("forward_kl", "select:0.4"), mixtures=("fixed",), learning_rates=(1e-3,),
+        extras=(
+            "batch-size=16+clip=1+dtype=bfloat16+freeze=*embed*+max_new_tokens=5"
+            "+optimizer=adafactor+recipe=path+target_gamma=2",
+        ),
+    )  # fmt: skip
+    named, left_out = candidates(settings)
+    (texts,) = named.values()
+    recipe = distill_recipe(distill_settings(texts, settings))
+    assert recipe.to_dict() == {
+        **named_recipe("path").to_dict(), "batch_size": 16, "clip": 1, "precision": "bfloat16",
+        "frozen": ["*embed*"], "max_new_tokens": 5, "target_gamma": 2, "learning_rate": 1e-3,
+        "divergence": asdict(Divergence("forward_kl")), "mixture": asdict(Mixture(fixed=1)),
+        "schedule": recipe.to_dict()["schedule"],
+    }  # fmt: skip
+    assert texts["limit"] == baseline(settings)["limit"] == "7"
+    assert [why for why in left_out.values()] == [
+        "select:0.4:forward_kl needs a draft distilled before, and tune has none: train it by "
+        "distill --reference"
+    ]
+
+
+def test_prompts_are_rendered_by_the_targets_template(capsys, tmp_path, arguments, monkeypatch):
+    """The draft here has none."""
+    honest, seen = tune.examples, []
+    monkeypatch.setattr(
+        tune, "examples", lambda tokenizer, rows: seen.append(tokenizer) or honest(tokenizer, rows)
+    )
+    code, _, _ = run(
+        capsys, *arguments, "--target", saved(tmp_path / "chat", chat=True), "--minutes", 0.002,
+        "--divergences", "forward_kl", "--mixtures", "draft", "--learning-rates", "1e-3",
+    )  # fmt: skip
+    assert code == 0
+    assert [tokenizer.chat for tokenizer in seen] == [True]

@@ -11,9 +11,9 @@ import torch
 
 import together
 from distillspec.errors import UserError
-from distillspec.training import checkpoint, group
+from distillspec.training import checkpoint
 from distillspec.training.data import parts_of
-from distillspec.training.processes import ALONE, Main, launched
+from distillspec.training.processes import ALONE, Main, check_environment, launched
 from together import COPIED, HALF, SHARDED, Ground
 
 
@@ -127,14 +127,17 @@ def test_every_row_counts_once_and_all_make_as_many_passes(count, processes, row
         ("ACCELERATE_MIXED_PRECISION", "bf16", "give --dtype bfloat16"),
         ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "--rows-at-once says"),
         ("ACCELERATE_USE_FSDP", "true", "which Accelerate does on GPUs alone"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "asks for DeepSpeed; draft and target train by DDP"),
     ],
 )
 def test_what_the_launcher_asks_for_in_vain_is_refused(monkeypatch, name, value, words):
-    """On CPUs Accelerate takes DDP for FSDP without a word."""
-    group.check_environment()
+    """On CPUs Accelerate takes DDP for FSDP without a word. One process by itself, which needs no
+    Accelerate, ignored all of them."""
+    with launched() as processes:
+        assert processes is ALONE
     monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=words):
-        group.check_environment()
+    with pytest.raises(UserError, match=words), launched():
+        pass
 
 
 def test_on_a_gpu_sharding_is_refused_where_it_would_load_the_target_in_one_process(monkeypatch):
@@ -144,7 +147,7 @@ def test_on_a_gpu_sharding_is_refused_where_it_would_load_the_target_in_one_proc
         monkeypatch.setenv("FSDP_VERSION", version)
         monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", loading)
         with pytest.raises(UserError, match=words):
-            group.check_environment()
+            check_environment()
 
 
 # One process by itself.

@@ -159,6 +159,17 @@ def test_a_mixture_must_be_a_distribution(shares):
         ({"schedule": {"warm_up": 3}}, "did you mean 'warmup'"),
         ({"mixture": 1}, "mixture must be a table"),
         ({"divergence": "kld"}, "unknown divergence 'kld'"),
+        ({"divergence": {}}, "divergence lacks name"),
+        ({"divergence": 3}, "divergence must be a table of settings, got 3"),
+        ({"divergence": {"name": "jsd", "beta": "0.5"}}, "jsd needs a beta inside"),
+        ({"optimizer": "adamw"}, "optimizer must be a table of settings, got 'adamw'"),
+        ({"optimizer": {}}, "unknown optimizer name None"),
+        ({"optimizer": {"name": "adamw", "beta1": 1.5}}, "beta1 must be a number, at least 0 and"),
+        ({"optimizer": {"name": "adamw", "beta2": 1}}, "beta2 must be a number, at least 0 and"),
+        ({"optimizer": {"name": "adamw", "weight_decay": -1}}, "weight_decay must be a number"),
+        ({"optimizer": {"name": "adafactor", "weight_decay": "0"}}, "weight_decay must be a num"),
+        ({"frozen": "*embed*"}, "frozen must be a list of patterns, .* got '.embed.'"),
+        ({"frozen": [1]}, "frozen must be a list of patterns"),
     ],
 )
 def test_what_a_recipe_cannot_use_is_refused_by_name(change, words):

@@ -178,6 +178,16 @@ def test_training_in_half_precision_is_refused():
         Recipe(PLAN.divergence, PLAN.mixture, precision="float16")
 
 
+@pytest.mark.parametrize("width", [torch.bfloat16, torch.float16])
+def test_weights_that_round_updates_away_are_refused_unless_they_are_frozen(width):
+    draft = tiny("llama")
+    draft.module.model.norm.to(width)
+    batches = Batches(examples(4), PLAN.batch_size)
+    with pytest.raises(UserError, match=r"float16, which rounds .* draft\.module\.float\(\)"):
+        State(draft, batches, PLAN, seed=0)
+    State(draft, batches, replace(PLAN, frozen=("model.norm*",)), seed=0)
+
+
 # Ctrl-C.
 
 

@@ -11,16 +11,20 @@ from distillspec.commands.settings import Distill
 from distillspec.commands.study_settings import Tune
 from distillspec.errors import UserError, nearest
 from distillspec.settings import build
+from distillspec.training.recipes import Recipe
 
 Texts = Mapping[str, str]
 """Flags of `distill`, dashes as underscores, and their values as text."""
 _SHARES = {"fixed": "fixed", "draft": "on_policy", "target": "target_data"}
 _COMMON = (
-    "target", "draft", "prompts", "held_out", "optimizer", "batch_size", "max_new_tokens", "gamma",
-    "rule", "temperature", "top_k", "top_p", "draft_temperature", "device", "seed",
+    "target", "draft", "prompts", "limit", "held_out", "optimizer", "batch_size", "max_new_tokens",
+    "gamma", "rule", "temperature", "top_k", "top_p", "draft_temperature", "device", "seed",
 )  # fmt: skip
-_OWN = ("out", "minutes", "steps", "resume", "patience", "held_out", "target", "draft", "prompts")
-"""Flags that are no part of a recipe."""
+_TRIED = (
+    "batch_size", "clip", "dtype", "freeze", "max_new_tokens", "optimizer", "recipe",
+    "target_gamma",
+)  # fmt: skip
+"""Flags that an extra may give: what a candidate trains with, but for the lists of the grid."""
 
 
 def candidates(settings: Tune) -> tuple[dict[str, Texts], dict[str, str]]:
@@ -38,7 +42,7 @@ def candidates(settings: Tune) -> tuple[dict[str, Texts], dict[str, str]]:
         name = f"{divergence} · {mixture} · {rate:g}" + ("" if extra == "none" else f" · {extra}")
         texts = {**common(settings), **own, **_extra(extra)}
         try:
-            distill_recipe(distill_settings(texts, settings))
+            _recipe(texts, settings)
         except UserError as error:  # such as a path on data that is not the target's
             left_out[name] = str(error)
             continue
@@ -49,10 +53,32 @@ def candidates(settings: Tune) -> tuple[dict[str, Texts], dict[str, str]]:
 
 
 def baseline(settings: Tune) -> Texts:
-    """Return the recipe that the winner is held against."""
+    """Return the recipe that the winner is held against.
+
+    Raises:
+        UserError: there is none of that name, or it cannot be trained here.
+    """
     texts = {**common(settings), "recipe": settings.against}
-    distill_recipe(distill_settings(texts, settings))
+    try:
+        _recipe(texts, settings)
+    except UserError as error:
+        raise UserError(f"--against {settings.against}: {error}") from error
     return texts
+
+
+def _recipe(texts: Texts, settings: Tune) -> Recipe:
+    """Read texts as a recipe.
+
+    Raises:
+        UserError: they cannot be read, or want what no candidate has.
+    """
+    recipe = distill_recipe(distill_settings(texts, settings))
+    if recipe.divergence.fraction is not None:
+        raise UserError(
+            f"{recipe.divergence} needs a draft distilled before, and tune has none: train it by "
+            "distill --reference"
+        )
+    return recipe
 
 
 def common(settings: Tune) -> dict[str, str]:
@@ -82,8 +108,12 @@ def _extra(text: str) -> dict[str, str]:
     for part in text.split("+"):
         name, equals, value = part.partition("=")
         name = name.replace("-", "_")
-        if not equals or name in _OWN:
-            raise UserError(f"--extras {text}: {part}: expected a recipe's flag, as in clip=1")
+        if not equals:
+            raise UserError(f"--extras {text}: {part}: expected NAME=VALUE, as in clip=1")
+        if name not in _TRIED:
+            raise UserError(
+                f"--extras {text}: {name}: no flag that an extra can try; {nearest(name, _TRIED)}"
+            )
         found[name] = value
     build(Distill, {"draft": "d", "prompts": "p", "out": "o", **found}, f"--extras {text}")
     return found

@@ -12,6 +12,7 @@ from distillspec.commands.metrics import metrics_row
 from distillspec.commands.progress import training_bar
 from distillspec.math.rules import ratio_test
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.widths import widen
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import Run
 from distillspec.training.cache import HiddenCache
@@ -72,6 +73,7 @@ class Lab:
 
     def train(self, stage: str, draft: TransformersModel, recipe: Recipe, seconds: float) -> None:
         """Train a draft in place for some seconds of steps; evaluations do not count."""
+        widen(draft.module)
         recipe = replace(
             recipe,
             schedule=Schedule(

@@ -21,7 +21,7 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.studies.store import CHECKPOINTS, RESULT, Run, read_run
 from distillspec.tasks import Row
 from distillspec.training import checkpoint
-from distillspec.training.checks import NotFiniteError
+from distillspec.training.checks import StepNotFiniteError
 from distillspec.training.distill import Step
 from distillspec.training.interrupts import handled
 from distillspec.training.processes import Main, Processes
@@ -74,7 +74,7 @@ def train(
             return record.told(
                 lambda r: _finish(draft, state, r, settings, stopped, record.processes)
             )
-    except NotFiniteError as error:
+    except StepNotFiniteError as error:
         names = ", ".join(rows[i].id for i in error.indices)
         raise UserError(f"{error}; in --prompts they are {names}; {_left(settings)}") from error
     except OSError as error:

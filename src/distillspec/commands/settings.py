@@ -62,7 +62,8 @@ class Train:
     learning_rate: float = 3e-4
     """Peak learning rate (the paper's, Appendix B; for adamw docs/log.md has 1e-3)."""
     optimizer: Literal["adafactor", "adamw"] = "adafactor"
-    """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw)."""
+    """Optimizer (adafactor is the paper's, Appendix B; our runs in docs/log.md use adamw).
+    Adafactor never goes above a rate of 1/√step; metrics.jsonl has the rate that was applied."""
     batch_size: int = 32
     """Sequences per update, of all processes together (the paper's, Appendix B)."""
     rows_at_once: int | None = None
@@ -105,8 +106,9 @@ class Train:
     """Show the steps and evaluations there too, through Accelerate's trackers; metrics.jsonl has
     them in any case."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights (ours:
-    float32 is exact, and faster on CPUs without 16-bit instructions, docs/log.md)."""
+    """Arithmetic of the draft's forward pass; bfloat16 is autocast over float32 weights, which the
+    draft has in training and in out/draft whatever it is stored in (ours: float32 is exact, and
+    faster on CPUs without 16-bit instructions, docs/log.md)."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
     seed: int = 0
@@ -115,18 +117,25 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Sft(Train):
-    """Fine-tune a draft on the targets of a file: hard labels, no target model."""
+    """Fine-tune a draft on the targets of a file: hard labels, no target model.
+
+    Prompts are rendered by the draft's own chat template: no other is known here.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(Train):
-    """Distil a draft toward its target."""
+    """Distil a draft toward its target.
+
+    Prompts are rendered by the target's chat template, as they are where the pair serves.
+    """
 
     target: str | None = None
     """Folder, hub name or GGUF file of the target; it may be left out with --cache."""
     cache: Path | None = None
     """What the target said of the answers in --prompts, kept by generate --cache: no target is
-    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one."""
+    loaded then. It serves --fixed 1; where --target is given, the cache must be of that one, and
+    its chat template renders the prompts, else the draft's."""
     recipe: Literal[
         "seqkd", "supervised_kd", "imitkd", "fdistill", "gkd", "adaspec", "acceptance", "path"
     ] = "imitkd"
@@ -154,6 +163,10 @@ class Distill(Train):
     target write alone."""
     max_new_tokens: int = 64
     """Length limit of sampled completions, in tokens (the paper's for XSum, Appendix B)."""
+    state_memory: float = 4.0
+    """GiB that the target's states of fixed data may take on its device, which spares its passes
+    from the second epoch on (ours: 500,000 tokens of a target of width 4096 in 16 bits); 0 keeps
+    none. What finds no room is computed again, to the same numbers."""
     held_out: str | None = None
     """Prompt file, task, or TASK=FILE, none of it in --prompts, on whose target answers α and τ are
     taken before, during and after training; leave out not to evaluate."""

@@ -161,7 +161,8 @@ class Tune:
     """Learning rates to try."""
     extras: tuple[str, ...] = ("none",)
     """Other flags of distill to try, each NAME=VALUE or several joined by +, such as
-    none,clip=1,batch_size=16+clip=1."""
+    none,clip=1,batch_size=16+clip=1: batch_size, clip, dtype, freeze, max_new_tokens, optimizer,
+    recipe or target_gamma."""
     against: str = "imitkd"
     """The recipe of distill that the winner is held against; it trains to the end in any case."""
     optimizer: Literal["adafactor", "adamw"] = "adamw"

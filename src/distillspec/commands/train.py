@@ -22,8 +22,10 @@ from distillspec.commands.running import Record, train
 from distillspec.commands.settings import Distill, Sft, Train
 from distillspec.commands.trackers import check_tracker
 from distillspec.errors import UserError
+from distillspec.models import load_tokenizer
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.lora import add_lora, check_lora
+from distillspec.models.widths import widen
 from distillspec.settings import as_dict
 from distillspec.studies.store import Run
 from distillspec.training.cache import HiddenCache
@@ -43,7 +45,7 @@ def run_sft(settings: Sft) -> dict[str, Any]:
         with processes.together():
             _check(settings)
             recipe = sft_recipe(settings)
-        return _without_target("sft", recipe, settings, None, processes)
+        return _without_target("sft", recipe, settings, processes)
 
 
 def run_distill(settings: Distill) -> dict[str, Any]:
@@ -52,6 +54,10 @@ def run_distill(settings: Distill) -> dict[str, Any]:
         with processes.together():
             _check(settings)
             at_least(1, settings, "gamma")
+            if settings.state_memory < 0:
+                raise UserError(
+                    f"--state-memory {settings.state_memory:g}: expected GiB, or 0 to keep none"
+                )
             if settings.patience is not None:
                 at_least(1, settings, "patience")
                 if settings.held_out is None:
@@ -64,7 +70,9 @@ def run_distill(settings: Distill) -> dict[str, Any]:
                 raise UserError("--target is missing: give a model, or --cache with what one said")
         if offline is None:
             return _with_target(recipe, settings, processes)
-        return _without_target("distill", recipe, settings, offline, processes)
+        return _without_target(
+            "distill", recipe, settings, processes, offline=offline, writer=settings.target
+        )
 
 
 def _with_target(recipe: Recipe, settings: Distill, processes: Processes) -> dict[str, Any]:
@@ -75,10 +83,11 @@ def _with_target(recipe: Recipe, settings: Distill, processes: Processes) -> dic
         held_rows = held_out_rows(rows, settings.held_out)
         device = own_device(processes, settings.device)
         target, draft = load_both(str(settings.target), settings.draft, device=device)
-        data = examples(draft.tokenizer, rows)
+        draft.tokenizer.render_like(target.tokenizer)  # draft/ says what it was trained on
+        data = examples(target.tokenizer, rows)
         for model in (target, draft):
             check_fit(model, rows, data)
-        _adapt(draft, settings)
+        _prepare(draft, settings)
         batches = Batches(data, recipe.batch_size)
         reference = None
         if settings.reference is not None:
@@ -103,7 +112,7 @@ def _with_target(recipe: Recipe, settings: Distill, processes: Processes) -> dic
         batches,
         recipe,
         state=state,
-        cache=HiddenCache(),
+        cache=_cache(settings, batches),
         reference=reference,
         rows_at_once=settings.rows_at_once,
         recompute=settings.gradient_checkpointing,
@@ -116,16 +125,23 @@ def _without_target(
     verb: str,
     recipe: Recipe,
     settings: Train,
-    offline: OfflineTarget | None,
     processes: Processes,
+    *,
+    offline: OfflineTarget | None = None,
+    writer: str | None = None,
 ) -> dict[str, Any]:
-    """Train a draft on fixed data, with no target but what one said."""
+    """Train a draft on fixed data, with no target but what one said.
+
+    The `writer`, where it is known, is the model whose chat template the data was made with.
+    """
     with processes.together():
         rows = training_rows(settings)
         draft = load_model(settings.draft, device=own_device(processes, settings.device))
+        if writer is not None:
+            draft.tokenizer.render_like(load_tokenizer(writer))
         data = examples(draft.tokenizer, rows)
         check_fit(draft, rows, data)
-        _adapt(draft, settings)
+        _prepare(draft, settings)
         batches = Batches(data, recipe.batch_size)
         state = State(draft, batches, recipe, seed=settings.seed, target=offline)
         if offline is None:
@@ -158,8 +174,16 @@ def _check(settings: Train) -> None:
     check_tracker(settings)
 
 
-def _adapt(draft: TransformersModel, settings: Train) -> None:
-    """Put the adapters of --lora into the draft."""
+def _cache(settings: Distill, batches: Batches) -> HiddenCache | None:
+    """Keep the target's states where an example can come twice, as far as there is room."""
+    once = settings.steps is not None and settings.steps <= batches.per_epoch
+    room = int(settings.state_memory * 2**30)
+    return None if once or room == 0 else HiddenCache(room)
+
+
+def _prepare(draft: TransformersModel, settings: Train) -> None:
+    """Give the draft weights that can be trained, and the adapters of --lora."""
+    widen(draft.module)
     if settings.lora is not None:
         add_lora(draft.module, settings.lora, seed=derived(settings.seed, "lora"))
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import yaml
 
 from distillspec.commands.candidates import Texts, baseline, candidates, distill_settings
-from distillspec.commands.held_out import Evaluation, Serving, evaluate
+from distillspec.commands.held_out import Evaluation
 from distillspec.commands.judging import held_out_rows, served
 from distillspec.commands.pairs import (
     answer_all,
@@ -23,51 +22,35 @@ from distillspec.commands.pairs import (
     prompt_ids,
     rows_of,
 )
-from distillspec.commands.plans import distill_recipe
 from distillspec.commands.progress import training_bar
 from distillspec.commands.study_settings import Tune
 from distillspec.commands.tables import interval
+from distillspec.commands.turns import WAITING, Lab, Runner, prepared, turn
 from distillspec.errors import UserError
-from distillspec.models.adapter import TransformersModel
+from distillspec.models.widths import widen
 from distillspec.settings import as_dict
 from distillspec.studies.halving import better_half, first_rung, moved, rungs
 from distillspec.studies.outputs import TargetOutputs
 from distillspec.studies.store import RESULT, Run, write_text
+from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
 from distillspec.training.checks import NotFiniteError
-from distillspec.training.data import Batches, Example
-from distillspec.training.distill import Step, distill
-from distillspec.training.optimization import Schedule
-from distillspec.training.recipes import Recipe
-from distillspec.training.state import State, check_run
 
 WINNER = "winner.yaml"
 """The winner as settings of `distill`."""
 AGAINST = "against"
 """What the recipe that the winner is held against is called among the candidates."""
-_WARMUP = 0.1  # of the first rung
 
 
-@dataclass
-class _Runner:
-    """A candidate in training."""
+class _Searched(NamedTuple):
+    """How a search ended."""
 
-    draft: TransformersModel
-    state: State
-    steps: Iterator[Step]
-    tests: list[Evaluation]
-    """One a rung."""
-
-
-@dataclass(frozen=True)
-class _Lab:
-    """What all candidates share."""
-
-    target: TransformersModel
-    data: Sequence[Example]
-    held: TargetOutputs
-    serving: Serving
-    store: Run
+    winner: str
+    seconds: float
+    """Of training of those that came furthest."""
+    stopped: str
+    failed: dict[str, str]
+    """Candidates that ended before, and why."""
 
 
 def run(settings: Tune) -> dict[str, Any]:
@@ -80,10 +63,36 @@ def run(settings: Tune) -> dict[str, Any]:
     named, left_out = candidates(settings)
     texts = {AGAINST: baseline(settings), **named}
     first = first_rung(60 * settings.minutes, len(named))
-    lab, draft = _lab(settings, texts)
-    runners = {name: _runner(lab, draft, of, settings, first) for name, of in texts.items()}
-    trained, left, failed, stopped = 0.0, list(named), dict[str, str](), "one left"
-    for rung in range(rungs(len(named))):
+    lab = _lab(settings, texts)
+    try:
+        runners = {name: prepared(lab, of, settings, first) for name, of in texts.items()}
+        checkpoint.save(lab.start.parent, lab.draft, runners[AGAINST].state, keep=1)
+        found = _search(lab, runners, list(named), first)
+    finally:
+        shutil.rmtree(settings.out / WAITING, ignore_errors=True)  # there may be none yet
+    config = _config(texts[found.winner], found.seconds)
+    winner = runners[found.winner]
+    result = {
+        "winner": found.winner,
+        "config": config,
+        "against": settings.against,
+        "seconds_each": found.seconds,
+        "stopped": found.stopped,
+        **_confirmed(winner, runners[AGAINST]),
+        "candidates": [_row(name, one, winner) for name, one in runners.items()],
+        "failed": found.failed,
+        "left_out": left_out,
+        "out": str(settings.out / WINNER),
+    }
+    write_text(settings.out / WINNER, yaml.safe_dump(config, sort_keys=False))
+    lab.store.write_json(RESULT, result)
+    return result
+
+
+def _search(lab: Lab, runners: Mapping[str, Runner], left: list[str], first: float) -> _Searched:
+    """Train, judge and halve until one is left or nothing moves."""
+    count, trained, failed, stopped = rungs(len(left)), 0.0, dict[str, str](), "one left"
+    for rung in range(count):
         trained = first * 2**rung
         best = None if rung == 0 else max(left, key=lambda n: _half(runners[n], 0).tau["value"])
         before = None if best is None else _half(runners[best], 0)
@@ -97,31 +106,16 @@ def run(settings: Tune) -> dict[str, Any]:
         ):
             stopped = "nothing moved"
             break
-        if len(left) > 1 and rung + 1 < rungs(len(named)):
+        if len(left) > 1 and rung + 1 < count:
             better = better_half({name: _half(runners[name], 0).tau["value"] for name in left})
             for name in set(left) - set(better):
-                _rest(runners[name])
+                shutil.rmtree(runners[name].folder)
             left = better
     winner = max(left, key=lambda name: _half(runners[name], 0).tau["value"])
-    config = _config(texts[winner], trained)
-    result = {
-        "winner": winner,
-        "config": config,
-        "against": settings.against,
-        "seconds_each": trained,
-        "stopped": stopped,
-        **_confirmed(runners[winner], runners[AGAINST]),
-        "candidates": [_row(name, one, runners[winner]) for name, one in runners.items()],
-        "failed": failed,
-        "left_out": left_out,
-        "out": str(settings.out / WINNER),
-    }
-    write_text(settings.out / WINNER, yaml.safe_dump(config, sort_keys=False))
-    lab.store.write_json(RESULT, result)
-    return result
+    return _Searched(winner, trained, stopped, failed)
 
 
-def _lab(settings: Tune, texts: Mapping[str, Texts]) -> tuple[_Lab, TransformersModel]:
+def _lab(settings: Tune, texts: Mapping[str, Texts]) -> Lab:
     """Load the pair and the data, and let the target answer the held-out prompts."""
     one = distill_settings(texts[AGAINST], settings)
     serving = served(one)
@@ -135,7 +129,8 @@ def _lab(settings: Tune, texts: Mapping[str, Texts]) -> tuple[_Lab, Transformers
             "choose, half judge, and one gives no interval"
         )
     target, draft = load_both(settings.target, settings.draft, device=settings.device)
-    data = examples(draft.tokenizer, rows)
+    widen(draft.module)
+    data = examples(target.tokenizer, rows)
     for model in (target, draft):
         check_fit(model, rows, data)
     prompts = prompt_ids(target.tokenizer, held_rows, context=target.context)
@@ -149,34 +144,13 @@ def _lab(settings: Tune, texts: Mapping[str, Texts]) -> tuple[_Lab, Transformers
     sampling = serving.rule.sampling
     answers = answer_all(target, prompts, one, sampling=sampling, what="held-out answers")
     held = TargetOutputs.of(prompts, answers, sampling)
-    return _Lab(target, data, held, serving, store), draft
-
-
-def _runner(
-    lab: _Lab, draft: TransformersModel, texts: Texts, settings: Tune, first: float
-) -> _Runner:
-    """Prepare a candidate: its own copy of the draft, and a rate that stays after the warm-up."""
-    recipe: Recipe = dataclasses.replace(
-        distill_recipe(distill_settings(texts, settings)),
-        schedule=Schedule(warmup=_WARMUP * first, unit="seconds"),
-    )
-    own = deepcopy(draft)
-    batches = Batches(lab.data, recipe.batch_size)
-    state = State(own, batches, recipe, seed=settings.seed, target=lab.target)
-    check_run(lab.target, own, batches, recipe, state)
-    steps = distill(lab.target, own, batches, recipe, state=state, cache=HiddenCache())
-    return _Runner(own, state, steps, [])
-
-
-def _rest(runner: _Runner) -> None:
-    """Drop the weights of a candidate that is out; its evaluations stay."""
-    runner.steps = iter(())
-    del runner.draft, runner.state
+    start = settings.out / WAITING / "start" / "step-0"
+    return Lab(target, draft, start, HiddenCache(), data, held, serving, store)
 
 
 def _climb(
-    lab: _Lab,
-    runners: Mapping[str, _Runner],
+    lab: Lab,
+    runners: Mapping[str, Runner],
     names: Sequence[str],
     rung: int,
     until: float,
@@ -185,27 +159,17 @@ def _climb(
     """Train candidates until each has trained for so many seconds in all, and evaluate them."""
     with training_bar(f"rung {rung + 1}, {len(names)} recipes") as show:
         for number, name in enumerate(names):
-            one = runners[name]
             try:
-                while one.state.seconds < until:
-                    next(one.steps)
+                found = turn(lab, runners[name], until)
             except NotFiniteError as error:
                 failed[name] = str(error)
                 continue
-            found = evaluate(
-                lab.target,
-                one.draft,
-                lab.held,
-                lab.serving,
-                step=one.state.step,
-                seconds=one.state.seconds,
-            )
-            one.tests.append(found)
+            runners[name].tests.append(found)
             lab.store.log({"candidate": name, "rung": rung, **found.row()})
             show((number + 1) / len(names), f"τ {found.tau['value']:.3f} {name}")
 
 
-def _half(runner: _Runner, side: int, rung: int = -1) -> Evaluation:
+def _half(runner: Runner, side: int, rung: int = -1) -> Evaluation:
     """Return a candidate's evaluation on the prompts that choose (0), or that judge (1)."""
     found = runner.tests[rung]
     return dataclasses.replace(
@@ -216,7 +180,7 @@ def _half(runner: _Runner, side: int, rung: int = -1) -> Evaluation:
     )
 
 
-def _confirmed(winner: _Runner, against: _Runner) -> dict[str, Any]:
+def _confirmed(winner: Runner, against: Runner) -> dict[str, Any]:
     """Hold the winner against the named recipe on the prompts that chose nothing."""
     own, other = _half(winner, 1), _half(against, 1)
     change = own.tau_change(other)
@@ -232,7 +196,7 @@ def _confirmed(winner: _Runner, against: _Runner) -> dict[str, Any]:
     }
 
 
-def _row(name: str, one: _Runner, winner: _Runner) -> dict[str, Any]:
+def _row(name: str, one: Runner, winner: Runner) -> dict[str, Any]:
     """Say how far a candidate came, and how it stood to the winner after equal seconds."""
     if not one.tests:
         return {"name": name, "rungs": 0}

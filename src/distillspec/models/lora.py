@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from distillspec.errors import UserError
+from distillspec.models.widths import SIXTEEN_BITS
 
 ALPHA_PER_RANK = 2
 """α / rank: the factor on the adapters' product. α = 2 · rank, and adapters on every linear layer
 rather than on attention alone, is what Biderman et al. 2024 (arXiv 2405.09673) advise."""
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 def check_lora() -> None:
@@ -60,7 +60,7 @@ def add_lora(module: PreTrainedModel, rank: int, *, seed: int) -> None:
         torch.manual_seed(seed)
         inject_adapter_in_model(config, module)
     for parameter in module.parameters():
-        if parameter.requires_grad and parameter.dtype in _SIXTEEN_BITS:
+        if parameter.requires_grad and parameter.dtype in SIXTEEN_BITS:
             parameter.data = parameter.data.float()
 
 

@@ -137,6 +137,10 @@ class Tokenizer:
         """Tell whether an id is a byte, as SentencePiece writes what it has no piece for."""
         return re.fullmatch(r"<0x[0-9A-F]{2}>", str(self.hf.convert_ids_to_tokens(i))) is not None
 
+    def render_like(self, other: Tokenizer) -> None:
+        """Render prompts by another tokenizer's chat template from now on, or by none like it."""
+        self.hf.chat_template = other.hf.chat_template
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder."""
         self.hf.save_pretrained(folder)

@@ -12,6 +12,9 @@ from distillspec.models.modes import evaluation_mode
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.chunks import Rows
 
+STATE_BYTES = 4 << 30
+"""What kept states may take by default: of a target with H = 4096 in 16 bits 500,000 tokens."""
+
 
 def states_of(model: LanguageModel, batch: Batch) -> Tensor:
     """Return a model's [N, H] states at the completion positions, in eval mode, no gradient."""
@@ -23,15 +26,17 @@ class HiddenCache:
     """States of one target on the completions of one list of examples, by example number.
 
     The target's states are constants, so from the second epoch on fixed data costs no target
-    pass. An example takes length · H numbers of memory: 140,000 tokens of a model with H = 576
-    take 320 MB in float32.
+    pass. They lie where the target does, as it computed them: a token takes its hidden size times
+    the bytes of its type. Examples that come when no room is left are scored every time anew.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        """Start empty; `dtype` is what the states are stored in."""
-        self.dtype = dtype
+    def __init__(self, limit: int = STATE_BYTES) -> None:
+        """Start empty; `limit` is how many bytes of states are kept at most."""
         self.passes = 0
         """How many target passes were needed so far."""
+        self.bytes = 0
+        """What the states take. A normaliser beside each, of 4 bytes, is not counted."""
+        self._limit = limit
         self._states: dict[int, Tensor] = {}
         self._log_z: dict[int, Tensor] = {}
 
@@ -40,12 +45,16 @@ class HiddenCache:
 
         Args:
             indices: The examples' numbers.
-            states: [length, H] each, at their completion positions.
+            states: [length, H] each, at their completion positions. Of those that find no room
+                nothing is kept.
         """
-        self._states |= {i: part.to(self.dtype) for i, part in zip(indices, states, strict=True)}
+        for i, part in zip(indices, states, strict=True):
+            if i not in self._states and self.bytes + part.nbytes <= self._limit:
+                self._states[i] = part.clone()  # a view would keep the whole batch alive
+                self.bytes += part.nbytes
 
     def states(self, target: LanguageModel, indices: Sequence[int], batch: Batch) -> Tensor:
-        """Return the [N, H] states of a batch, scoring only the examples not seen before.
+        """Return the [N, H] states of a batch, scoring only the examples that are not kept.
 
         Args:
             target: The model; the same in every call.
@@ -55,41 +64,47 @@ class HiddenCache:
         Raises:
             ValueError: if a number is given with a completion of another length than before.
         """
-        missing = [row for row, i in enumerate(indices) if i not in self._states]
+        found = {i: self._states[i] for i in indices if i in self._states}
+        missing = [row for row, i in enumerate(indices) if i not in found]
         if missing:
             new = batch.part(missing)
-            states = torch.split(states_of(target, new).to(self.dtype), list(new.lengths))
-            self._states |= {
-                # Cloned: a view would keep the whole batch alive.
-                indices[row]: part.clone()
-                for row, part in zip(missing, states, strict=True)
-            }
+            parts = torch.split(states_of(target, new), list(new.lengths))
+            scored = dict(zip([indices[row] for row in missing], parts, strict=True))
+            self.fill(list(scored), list(scored.values()))
+            found |= scored
             self.passes += 1
-        found = [self._states[i] for i in indices]
-        if tuple(len(part) for part in found) != batch.lengths:
+        lengths = tuple(len(found[i]) for i in indices)
+        if lengths != batch.lengths:
             raise ValueError(
                 f"examples {list(indices)} have completions of {batch.lengths} tokens but were "
-                f"stored with {[len(part) for part in found]}"
+                f"stored with {list(lengths)}"
             )
-        return torch.cat(found).to(target.dtype)
+        return torch.cat([found[i] for i in indices])
 
-    def normalisers(self, target: LanguageModel, indices: Sequence[int]) -> Tensor:
-        """Return [N] log Σ_v exp(logit) of examples whose states are kept, in float32 or wider.
+    def normalisers(
+        self, target: LanguageModel, indices: Sequence[int], lengths: Sequence[int], hidden: Tensor
+    ) -> Tensor:
+        """Return [N] log Σ_v exp(logit) of a batch, in float32 or wider.
 
-        Computed once an example, with the target's whole head: a draft that keeps K ids then needs
-        K of the target's logits a position, in whatever epoch comes.
+        Computed once an example whose states are kept, with the target's whole head: a draft that
+        keeps K ids then needs K of the target's logits a position, in whatever epoch comes.
 
         Args:
             target: The model; the same in every call.
             indices: [B] the examples' numbers.
+            lengths: [B] of their completions.
+            hidden: [N, H] what `states` returned for them.
         """
-        missing = [i for i in dict.fromkeys(indices) if i not in self._log_z]
+        states = dict(zip(indices, torch.split(hidden, list(lengths)), strict=True))
+        found = {i: self._log_z[i] for i in states if i in self._log_z}
+        missing = {i: part for i, part in states.items() if i not in found}
         if missing:
-            hidden = torch.cat([self._states[i] for i in missing]).to(target.dtype)
-            parts = []
+            rows = torch.cat(list(missing.values()))
+            chunks = Rows.fitting(target.vocabulary.size, rows.device).chunks(len(rows))
             with torch.no_grad():
-                for rows in Rows.fitting(target.vocabulary.size, hidden.device).chunks(len(hidden)):
-                    parts.append(at_least_float32(target.head(hidden[rows])).logsumexp(-1))
-            split = torch.split(torch.cat(parts), [len(self._states[i]) for i in missing])
-            self._log_z |= {i: part.clone() for i, part in zip(missing, split, strict=True)}
-        return torch.cat([self._log_z[i] for i in indices])
+                parts = [at_least_float32(target.head(rows[c])).logsumexp(-1) for c in chunks]
+            sizes = [len(part) for part in missing.values()]
+            new = dict(zip(missing, torch.split(torch.cat(parts), sizes), strict=True))
+            found |= new
+            self._log_z |= {i: part.clone() for i, part in new.items() if i in self._states}
+        return torch.cat([found[i] for i in indices])

@@ -29,6 +29,7 @@ from torch import Tensor
 from distillspec.errors import UserError, first_line
 from distillspec.files import flush
 from distillspec.models.protocol import LanguageModel
+from distillspec.training.checks import NotFiniteError
 from distillspec.training.processes import ALONE, Processes
 from distillspec.training.state import State
 
@@ -65,8 +66,9 @@ def save(
         The checkpoint's own folder.
 
     Raises:
-        UserError: if the step is already there, the folder holds another run's checkpoints, a
-            weight is not finite, or the disk refuses; what was there stays as it was.
+        UserError: if the step is already there, the folder holds another run's checkpoints, or
+            the disk refuses; what was there stays as it was.
+        NotFiniteError: if a weight or a moment is no number; likewise.
     """
     if keep < 1:
         raise ValueError(f"at least one checkpoint must stay, got keep={keep}")
@@ -267,7 +269,7 @@ def _check_own(folder: Path, state: State) -> None:
 def _check_finite(final: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(
+            raise NotFiniteError(
                 f"{final} is not written: {name} is no longer finite; the checkpoints before it "
                 "stay; try a smaller learning_rate, a clip, or float32"
             )

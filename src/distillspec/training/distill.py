@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +23,11 @@ from distillspec.errors import UserError
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.models.vocabulary import check_same
 from distillspec.training.cache import HiddenCache
-from distillspec.training.checks import NotFiniteError, finite
-from distillspec.training.data import Batches, Part, parts_of, rollout
+from distillspec.training.checks import StepNotFiniteError, finite
+from distillspec.training.data import Batches, parts_of, rollout
 from distillspec.training.offline import OfflineTarget
 from distillspec.training.offline_loss import check_offline
-from distillspec.training.passes import Pass, Witness, add_gradients
+from distillspec.training.passes import Pass, Run, Witness, add_gradients
 from distillspec.training.processes import ALONE, Processes
 from distillspec.training.randomness import generator, uniform
 from distillspec.training.recipes import Recipe, Source
@@ -81,7 +81,7 @@ def distill(
     recompute: bool = False,
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Train the draft toward the target, one update per step, without end.
 
     The draft trains in the mode it is in. Models load in eval mode, which is the paper's dropout
@@ -126,40 +126,52 @@ def distill(
     state.optimizer.zero_grad(set_to_none=True)
     with only(draft.module, state.parameters):
         trained = processes.trained(draft, state)
-        loss_of = processes.wrapped(witness.loss(trained, recipe, reference), state)
+        run = Run(
+            target=target,
+            draft=draft,
+            trained=trained,
+            batches=batches,
+            state=state,
+            witness=witness,
+            loss=processes.wrapped(witness.loss(trained, recipe, reference), state),
+            processes=processes,
+            rows_at_once=rows_at_once,
+            clock=clock,
+        )
         with _recomputing(trained) if recompute else nullcontext():
             while True:
-                laps = Laps(clock, draft.device)
-                indices = batches.at(state.step, state.seed)
-                source = recipe.mixture.source(uniform(state.seed, "source", state.step))
-                parts = parts_of(
-                    len(indices), processes.count, processes.index, rows_at_once=rows_at_once
-                )
-                passes = _complete(target, draft, batches, indices, parts, source, state)
-                laps.end("rollout")
+                yield _step(run)
 
-                sums = add_gradients(
-                    passes, source, loss_of, witness, trained, state, processes, laps
-                )
-                norm = processes.clip(state.parameters, recipe.clip or math.inf)
-                _check_finite(state, indices, source, sums.loss, norm)
-                laps.end("draft")
 
-                rate = state.update(processes.told(partial(_so_far, state, laps)))
-                processes.bring_home(trained, draft)
-                laps.end("optimizer")
-                state.seconds = _so_far(state, laps)
-                yield Step(
-                    step=state.step,
-                    source=source,
-                    loss=sums.loss,
-                    accepted=None if witness.silent else sums.accepted,
-                    tokens=sums.tokens,
-                    left_out=sums.left_out,
-                    gradient_norm=norm,
-                    learning_rate=rate,
-                    seconds=laps.seconds,
-                )
+def _step(run: Run) -> Step:
+    """Make one update: where its completions come from, their gradients, the new weights."""
+    state, recipe = run.state, run.state.recipe
+    laps = Laps(run.clock, run.draft.device)
+    indices = run.batches.at(state.step, state.seed)
+    source = recipe.mixture.source(uniform(state.seed, "source", state.step))
+    passes = _complete(run, indices, source)
+    laps.end("rollout")
+
+    sums = add_gradients(run, passes, source, laps)
+    norm = run.processes.clip(state.parameters, recipe.clip or math.inf)
+    _check_finite(state, indices, source, sums.loss, norm)
+    laps.end("draft")
+
+    rate = state.update(run.processes.told(partial(_so_far, state, laps)))
+    run.processes.bring_home(run.trained, run.draft)
+    laps.end("optimizer")
+    state.seconds = _so_far(state, laps)
+    return Step(
+        step=state.step,
+        source=source,
+        loss=sums.loss,
+        accepted=None if run.witness.silent else sums.accepted,
+        tokens=sums.tokens,
+        left_out=sums.left_out,
+        gradient_norm=norm,
+        learning_rate=rate,
+        seconds=laps.seconds,
+    )
 
 
 def check_cut(recipe: Recipe, rows_at_once: int | None, processes: Processes = ALONE) -> None:
@@ -206,20 +218,14 @@ def sft(draft: LanguageModel, batches: Batches, recipe: Recipe, *, state: State)
     return distill(None, draft, batches, recipe, state=state)
 
 
-def _complete(
-    target: LanguageModel | None,
-    draft: LanguageModel,
-    batches: Batches,
-    indices: tuple[int, ...],
-    parts: Sequence[Part],
-    source: Source,
-    state: State,
-) -> list[Pass]:
+def _complete(run: Run, indices: tuple[int, ...], source: Source) -> list[Pass]:
     """Put completions from `source` to the prompts of one process's rows, all at once."""
+    target, draft, state, processes = run.target, run.draft, run.state, run.processes
+    parts = parts_of(len(indices), processes.count, processes.index, rows_at_once=run.rows_at_once)
     start, stop = parts[0].rows.start, parts[0].rows.stop
     for part in parts:
         start, stop = min(start, part.rows.start), max(stop, part.rows.stop)
-    examples = [batches.examples[i] for i in indices[start:stop]]
+    examples = [run.batches.examples[i] for i in indices[start:stop]]
     prompts = tuple(example.prompt for example in examples)
     decoded: list[Tensor] | None = None
     if source == "fixed":
@@ -275,6 +281,6 @@ def _check_finite(
 ) -> None:
     try:
         finite(state.step + 1, indices, source, loss=loss, gradient_norm=norm)
-    except NotFiniteError:
+    except StepNotFiniteError:
         state.optimizer.zero_grad(set_to_none=True)
         raise

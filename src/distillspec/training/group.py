@@ -8,7 +8,6 @@ share of a loss is no average: `backward` multiplies by their number.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
 from distillspec.training.optimization import Adafactor
+from distillspec.training.processes import KINDS
 from distillspec.training.state import State
 
 T = TypeVar("T")
@@ -38,7 +38,6 @@ def joined() -> Iterator[Group]:
     Raises:
         UserError: the launcher was configured for what we do not do.
     """
-    check_environment()
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[
@@ -53,50 +52,10 @@ def joined() -> Iterator[Group]:
         accelerator.end_training()
 
 
-def check_environment() -> None:
-    """Refuse settings of `accelerate launch` that would be ignored, or do harm.
-
-    Raises:
-        UserError: naming one, and what to give instead.
-    """
-
-    def asked(name: str) -> str:
-        return os.environ.get(name, "").lower()
-
-    if asked("ACCELERATE_MIXED_PRECISION") not in ("", "no"):
-        raise UserError(
-            f"the launcher asks for mixed_precision {asked('ACCELERATE_MIXED_PRECISION')}: leave "
-            "it at no, and give --dtype bfloat16 to train in it"
-        )
-    if asked("ACCELERATE_GRADIENT_ACCUMULATION_STEPS") not in ("", "1"):
-        raise UserError(
-            "the launcher asks for gradient_accumulation_steps "
-            f"{asked('ACCELERATE_GRADIENT_ACCUMULATION_STEPS')}: leave it at 1; --batch-size is "
-            "the whole step's, and --rows-at-once says how many rows of it a pass takes"
-        )
-    if asked("ACCELERATE_USE_FSDP") != "true":
-        return
-    if not torch.cuda.is_available():
-        raise UserError(
-            "the launcher asks for FSDP, which Accelerate does on GPUs alone: on CPUs it would "
-            "copy the draft to every process instead; leave FSDP out here"
-        )
-    if asked("FSDP_VERSION") != "2":
-        raise UserError("the launcher asks for FSDP 1: set fsdp_version: 2")
-    if asked("FSDP_CPU_RAM_EFFICIENT_LOADING") == "true":
-        raise UserError(
-            "the launcher asks for fsdp_cpu_ram_efficient_loading, which would load the target, "
-            "which every process needs whole, in one process alone: set it to false"
-        )
-
-
 def _check_kind(accelerator: Accelerator) -> None:
     kinds = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
     if accelerator.distributed_type not in kinds:
-        raise UserError(
-            f"the launcher asks for {accelerator.distributed_type.value}; draft and target train "
-            "by DDP (distributed_type MULTI_GPU) or FSDP (version 2)"
-        )
+        raise UserError(f"the launcher asks for {accelerator.distributed_type.value}; {KINDS}")
 
 
 class Group:

@@ -119,6 +119,7 @@ def check_offline(
     if lacking:
         raise UserError(
             f"{len(lacking)} of {len(batches.examples)} examples are not in {offline.folder} (the "
-            f"first is number {lacking[0]}): it was made from other prompts or completions; give "
-            "the file that was written beside it, or make a new cache"
+            f"first is number {lacking[0]}): it was made from other prompts or completions, or "
+            "with another chat template than was used now; give the file that was written beside "
+            "it, and --target where that one's template is not the draft's, or make a new cache"
         )

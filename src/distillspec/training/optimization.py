@@ -14,13 +14,18 @@ from distillspec.training.checks import in_range, is_number, one_of
 class Adafactor:
     """`torch.optim.Adafactor`: factored second moments, updates in proportion to the weights.
 
-    An update has RMS rate · max(RMS(weights), 1e-3) at most. torch caps the rate at 1/√step; the
-    loop refuses a rate above that cap rather than let it be cut in silence.
+    An update has RMS rate · max(RMS(weights), 1e-3) at most. The rate is at most 1/√step, as its
+    authors have it and torch does: 0.01 is cut from step 10,001 on, 3e-4 from step 11 million. A
+    `Step` has the rate that was applied.
     """
 
     name: Literal["adafactor"] = "adafactor"
     weight_decay: float = 0.0
     """The share of each weight removed per step, times the rate."""
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would not take."""
+        in_range("weight_decay", self.weight_decay, 0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,13 @@ class AdamW:
     """Decay of the gradient's running mean."""
     beta2: float = 0.999
     """Decay of the squared gradient's running mean."""
+
+    def __post_init__(self) -> None:
+        """Refuse what torch would not take."""
+        in_range("weight_decay", self.weight_decay, 0, math.inf)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not (is_number(beta) and 0 <= beta < 1):
+                raise UserError(f"{name} must be a number, at least 0 and below 1, got {beta!r}")
 
 
 Optimizer: TypeAlias = Adafactor | AdamW

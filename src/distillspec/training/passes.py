@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from distillspec.models.protocol import Batch, LanguageModel
 from distillspec.training.cache import HiddenCache, states_of
+from distillspec.training.data import Batches
 from distillspec.training.losses import (
     DistillationLoss,
     counting,
@@ -103,7 +104,27 @@ class Witness:
         hidden = self.cache.states(self.target, one.indices, one.batch)
         if self.kept is None:
             return hidden, None
-        return hidden, self.cache.normalisers(self.target, one.indices)
+        lengths = one.batch.lengths
+        return hidden, self.cache.normalisers(self.target, one.indices, lengths, hidden)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from step to step."""
+
+    target: LanguageModel | None
+    draft: LanguageModel
+    trained: LanguageModel
+    """The draft, or where its weights are sharded the copy whose gradients are computed."""
+    batches: Batches
+    state: State
+    """Moved along with every step; it has the recipe."""
+    witness: Witness
+    loss: nn.Module
+    """What `Witness.loss` returned, wrapped for the processes."""
+    processes: Processes
+    rows_at_once: int | None
+    clock: Callable[[], float]
 
 
 class Sums(NamedTuple):
@@ -119,50 +140,37 @@ class Sums(NamedTuple):
     """Those of them that no update can teach, which have no part in the loss."""
 
 
-def add_gradients(
-    passes: Sequence[Pass],
-    source: Source,
-    loss: nn.Module,
-    witness: Witness,
-    draft: LanguageModel,
-    state: State,
-    processes: Processes,
-    laps: Laps,
-) -> Sums:
+def add_gradients(run: Run, passes: Sequence[Pass], source: Source, laps: Laps) -> Sums:
     """Add up the gradients of a step's loss, which is divided once, by the whole step's count.
 
     Args:
+        run: Which.
         passes: This process's; all processes have as many.
         source: Where the completions came from.
-        loss: What `witness.loss` returned, wrapped for the processes.
-        witness: What the target says.
-        draft: The model that is trained.
-        state: The run.
-        processes: Who trains.
         laps: Told when the target and, but for the last pass, the draft are done.
 
     Returns:
         The sums over all passes of all processes.
     """
-    reduction = state.recipe.reduction
+    state, draft, reduction = run.state, run.trained, run.state.recipe.reduction
     marks = [learnable(draft, one.batch.completions, state.recipe.divergence) for one in passes]
     own = [
         counting(one.batch.lengths, reduction, counted)
         for one, counted in zip(passes, marks, strict=True)
         if one.counts
     ]
-    (total,) = processes.sums(sum(own))
+    (total,) = run.processes.sums(sum(own))
     total = max(1, total)  # where nothing counts all weights are 0, and the loss is
     value = accepted = tokens = left_out = 0.0
     for number, (one, counted) in enumerate(zip(passes, marks, strict=True), 1):
-        hidden, log_z = witness.states(one, source)
+        hidden, log_z = run.witness.states(one, source)
         laps.end("target")
         weights = position_weights(one.batch.lengths, reduction, counted, total=total) * one.counts
         last = number == len(passes)
         dropout = seeded_dropout(draft.device, state.seed, "dropout", state.step, one.first)
-        with processes.accumulating(loss, last=last), dropout:
-            found = loss(one.batch, weights, hidden, log_z)
-            processes.backward(found.value)
+        with run.processes.accumulating(run.loss, last=last), dropout:
+            found = run.loss(one.batch, weights, hidden, log_z)
+            run.processes.backward(found.value)
         value += float(found.value.detach())
         if one.counts:
             accepted += 0.0 if found.accepted is None else float(found.accepted)
@@ -170,5 +178,5 @@ def add_gradients(
             left_out += 0 if counted is None else int((~counted).sum())
         if not last:
             laps.end("draft")
-    value, accepted, tokens, left_out = processes.sums(value, accepted, tokens, left_out)
+    value, accepted, tokens, left_out = run.processes.sums(value, accepted, tokens, left_out)
     return Sums(value, accepted, round(tokens), round(left_out))

@@ -9,6 +9,7 @@ decides for all. `ALONE` is the usual case, in which nothing is talked over; sev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from distillspec.models.protocol import LanguageModel
 
 if TYPE_CHECKING:
     from distillspec.training.state import State
+
+KINDS = "draft and target train by DDP (distributed_type MULTI_GPU) or FSDP (version 2)"
+"""What a launcher may ask for."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -163,6 +167,46 @@ class Main(Generic[T]):
         return self.processes.told(lambda: act(cast(T, self._value)))
 
 
+def check_environment() -> None:
+    """Refuse settings of `accelerate launch` that would be ignored, or do harm.
+
+    Raises:
+        UserError: naming one, and what to give instead.
+    """
+
+    def asked(name: str) -> str:
+        return os.environ.get(name, "").lower()
+
+    if asked("ACCELERATE_MIXED_PRECISION") not in ("", "no"):
+        raise UserError(
+            f"the launcher asks for mixed_precision {asked('ACCELERATE_MIXED_PRECISION')}: leave "
+            "it at no, and give --dtype bfloat16 to train in it"
+        )
+    if asked("ACCELERATE_GRADIENT_ACCUMULATION_STEPS") not in ("", "1"):
+        raise UserError(
+            "the launcher asks for gradient_accumulation_steps "
+            f"{asked('ACCELERATE_GRADIENT_ACCUMULATION_STEPS')}: leave it at 1; --batch-size is "
+            "the whole step's, and --rows-at-once says how many rows of it a pass takes"
+        )
+    for engine in ("DeepSpeed", "Megatron_LM"):
+        if asked(f"ACCELERATE_USE_{engine.upper()}") == "true":
+            raise UserError(f"the launcher asks for {engine}; {KINDS}")
+    if asked("ACCELERATE_USE_FSDP") != "true":
+        return
+    if not torch.cuda.is_available():
+        raise UserError(
+            "the launcher asks for FSDP, which Accelerate does on GPUs alone: on CPUs it would "
+            "copy the draft to every process instead; leave FSDP out here"
+        )
+    if asked("FSDP_VERSION") != "2":
+        raise UserError("the launcher asks for FSDP 1: set fsdp_version: 2")
+    if asked("FSDP_CPU_RAM_EFFICIENT_LOADING") == "true":
+        raise UserError(
+            "the launcher asks for fsdp_cpu_ram_efficient_loading, which would load the target, "
+            "which every process needs whole, in one process alone: set it to false"
+        )
+
+
 @contextmanager
 def launched() -> Iterator[Processes]:
     """Join the processes that were started with this one, and part from them at the end.
@@ -170,6 +214,7 @@ def launched() -> Iterator[Processes]:
     Raises:
         UserError: accelerate is missing, or was configured for what we do not do.
     """
+    check_environment()
     if launch.process_count() == 1:
         yield ALONE
         return

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from distillspec.errors import UserError
-from distillspec.training.checks import in_range, is_number, known, one_of
+from distillspec.training.checks import in_range, is_number, known, one_of, table
 from distillspec.training.optimization import OPTIMIZERS, Adafactor, Optimizer, Schedule
 
 Source: TypeAlias = Literal["fixed", "draft", "target"]
@@ -61,7 +61,7 @@ class Divergence:
             raise UserError(f"unknown divergence {self.name!r}; use one of: {_SPELLINGS}")
         if self.name != "jsd" and self.beta is not None:
             raise UserError(f"divergence {self.name} takes no beta, got {self.beta}; leave it out")
-        if self.name == "jsd" and (self.beta is None or not 0 < self.beta < 1):
+        if self.name == "jsd" and not (is_number(self.beta) and 0 < self.beta < 1):
             raise UserError(
                 f"jsd needs a beta inside (0, 1), got {self.beta!r}; at its ends it vanishes, so "
                 "use forward_kl (the limit at 0) or reverse_kl (the limit at 1) there"
@@ -210,6 +210,10 @@ class Recipe:
                 f"{self.mixture.draft} of the data is sampled from the draft: use target data, or "
                 "fixed data that the target wrote"
             )
+        if not (isinstance(self.frozen, tuple) and all(isinstance(p, str) for p in self.frozen)):
+            raise UserError(
+                f"frozen must be a list of patterns, as in ['*embed_tokens*'], got {self.frozen!r}"
+            )
         one_of("reduction", self.reduction, ("sequence_mean", "token_mean"))
         one_of("precision", self.precision, ("float32", "bfloat16"))
 
@@ -234,17 +238,14 @@ class Recipe:
             "schedule": Schedule,
         }
         if "optimizer" in values:
-            name = dict(values["optimizer"]).get("name")
+            name = table(values["optimizer"], "optimizer").get("name")
             one_of("optimizer name", name, tuple(OPTIMIZERS))
             parts["optimizer"] = OPTIMIZERS[str(name)]
         for key, part in parts.items():
             if key in values:
                 values[key] = part(**known(part, values[key], key))
-        if "frozen" in values:
+        if isinstance(values.get("frozen"), list):
             values["frozen"] = tuple(values["frozen"])
-        missing = {"divergence", "mixture"} - set(values)
-        if missing:
-            raise UserError(f"the recipe lacks {' and '.join(sorted(missing))}")
         return Recipe(**values)
 
 

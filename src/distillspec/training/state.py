@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from distillspec.errors import UserError
 from distillspec.models.protocol import LanguageModel
 from distillspec.models.vocabulary import check_same
+from distillspec.models.widths import SIXTEEN_BITS
 from distillspec.training.data import Batches
 from distillspec.training.identity import fingerprint
 from distillspec.training.interrupts import undivided
@@ -79,18 +80,11 @@ class State:
 
         Returns:
             The learning rate that was applied.
-
-        Raises:
-            UserError: if Adafactor would cut the rate.
         """
         progress = seconds if self.recipe.schedule.unit == "seconds" else self.step + 1
         rate = self.recipe.learning_rate * self.recipe.schedule.factor(progress)
-        cap = 1 / math.sqrt(self.step + 1)
-        if isinstance(self.recipe.optimizer, Adafactor) and rate > cap:
-            raise UserError(
-                f"step {self.step + 1}: Adafactor caps its rate at 1/√step = {cap:.3g}, below the "
-                f"scheduled {rate:.3g}; give a learning_rate of at most {cap:.3g}, or AdamW"
-            )
+        if isinstance(self.recipe.optimizer, Adafactor):
+            rate = min(rate, 1 / math.sqrt(self.step + 1))  # torch would, in silence
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with undivided():
@@ -232,7 +226,8 @@ def trainable(module: nn.Module, frozen: Collection[str]) -> list[nn.Parameter]:
     """Return the parameters that take a gradient and match no pattern.
 
     Raises:
-        UserError: if a pattern matches no parameter, or nothing is left to train.
+        UserError: if a pattern matches no parameter, nothing is left to train, or what is left
+            has 16 bits.
     """
     names = [name for name, _ in module.named_parameters()]
     for pattern in frozen:
@@ -248,6 +243,13 @@ def trainable(module: nn.Module, frozen: Collection[str]) -> list[nn.Parameter]:
     ]
     if not left:
         raise UserError(f"nothing is left to train: all {len(names)} parameters are frozen")
+    narrow = next((parameter.dtype for parameter in left if parameter.dtype in SIXTEEN_BITS), None)
+    if narrow is not None:
+        raise UserError(
+            f"the draft's weights are {str(narrow).removeprefix('torch.')}, which rounds small "
+            "updates away: call draft.module.float() first; precision='bfloat16' in the recipe "
+            "still trains in 16-bit arithmetic"
+        )
     return left
 
 
