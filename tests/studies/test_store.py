@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distillspec.errors import UserError
 from distillspec.studies import provenance, store
-from distillspec.studies.store import Exists, Run, read_run, write_text
+from distillspec.studies.store import Exists, Run, UnwritableError, read_run, write_text
 
 
 def create(folder: Path, *, verb: str = "distill", exists: Exists = "refuse") -> Run:
@@ -198,10 +198,19 @@ def test_a_write_that_fails_leaves_the_old_file_whole(
         monkeypatch.setattr("os.fsync", fail)
     else:
         monkeypatch.setattr(store.Path, "replace", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UnwritableError, match=r"a\.json: cannot be written: No space left"):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_a_row_that_finds_no_room_is_a_users_error(tmp_path: Path) -> None:
+    """Hours of measuring ended in a traceback, which named no file."""
+    run = create(tmp_path / "r")
+    (run.folder / "outputs.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"outputs\.jsonl: cannot be written: No space left"):
+        run.append("outputs.jsonl", {"text": "w"})
 
 
 def test_a_written_file_is_readable_by_others(tmp_path: Path) -> None:
