@@ -158,6 +158,16 @@ def test_an_empty_folder_is_free(tmp_path: Path) -> None:
     assert read_run(create(tmp_path).folder).record["verb"] == "distill"
 
 
+def test_a_link_to_an_earlier_run_leads_to_the_new_one(tmp_path: Path) -> None:
+    """Only the link's target can be removed as a folder: "cannot hold a run: None"."""
+    run = create(tmp_path / "r")
+    run.log({"step": 1})
+    (tmp_path / "link").symlink_to(run.folder, target_is_directory=True)
+    again = create(tmp_path / "link", exists="replace")
+    assert [path.name for path in again.folder.iterdir()] == ["run.json"]
+    assert read_run(run.folder).metrics == ()
+
+
 def test_a_folder_that_cannot_be_made_is_a_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot hold a run"):

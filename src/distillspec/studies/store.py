@@ -98,7 +98,7 @@ class Run:
             earlier = _earlier(folder, verb, exists)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"{folder}: cannot hold a run: {error.strerror}") from error
+            raise UserError(f"{folder}: cannot hold a run: {error.strerror or error}") from error
         run = cls(folder)
         if not earlier:
             about = {"verb": verb, "config": dict(config), "seed": seed, "device": device}
@@ -236,7 +236,9 @@ def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
     if exists == "refuse" and not bare:
         raise UserError(f"{folder}: holds an earlier run; give --out a new folder, or remove it")
     if exists != "continue":
-        shutil.rmtree(folder)
+        real = folder.resolve()  # a link stays, and leads to the new run
+        shutil.rmtree(real)
+        real.mkdir()
         return False
     for path in folder.glob("*.jsonl"):
         _cut_torn_line(path)
