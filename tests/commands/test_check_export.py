@@ -235,6 +235,12 @@ def test_transformers_does_what_is_promised(capsys, pair, draft, prompts, temper
         assert found["tau_served"] == found["rules"][0]["tau_expected"]
 
 
+def test_one_prompt_is_held_against_the_rule_alone(capsys, pair, draft, prompts):
+    code, found = checked(capsys, pair, draft, prompts, "--limit", 1)
+    assert (code, found["overlaps"], found["unmet"]) == (0, None, [])
+    assert "one answer gives no interval" in found["verdict"]
+
+
 def test_a_server_that_is_exact_passes(capsys, pair, draft, prompts):
     code, found = served(capsys, pair, draft, prompts)
     assert code == 0, found["unmet"]

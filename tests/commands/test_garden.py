@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from distillspec.studies import garden as study
 from verbs import refused, run, saved, write_rows
 
 TASK = """
@@ -39,6 +40,21 @@ def test_a_garden_picks_for_two_budgets(capsys, tmp_path, task):
     assert [one["way"] is None for one in found["picks"]] == [False, True]
     assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8")) == found
     assert len((tmp_path / "run" / "outputs.jsonl").read_text("utf-8").splitlines()) == 9
+
+
+def test_prompts_that_were_raced_outlive_an_interrupt(capsys, tmp_path, task, monkeypatch):
+    whole = study.race
+
+    def interrupted(*arguments):
+        yield next(whole(*arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "race", interrupted)
+    big = saved(tmp_path / "big")
+    code, _, _ = run(capsys, *task, "--ways", f"big={big},both={big}+{big}")
+    assert code == 130
+    rows = [json.loads(line) for line in (tmp_path / "run" / "outputs.jsonl").open()]
+    assert [(row["setting"], row["id"]) for row in rows] == [("big", "p7"), ("both", "p7")]
 
 
 @pytest.mark.parametrize(

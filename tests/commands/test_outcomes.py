@@ -233,6 +233,23 @@ def traded(capsys, task, models, out, *more):
     )  # fmt: skip
 
 
+def test_prompts_that_were_raced_outlive_an_interrupt(capsys, tmp_path, models, words, monkeypatch):
+    whole = Timer.race
+
+    def interrupted(self, *arguments):
+        yield next(whole(self, *arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Timer, "race", interrupted)
+    out = tmp_path / "run"
+    code, _, _ = traded(
+        capsys, words, models, out, "--leniences", "linear", "--epsilons", 0.2, "--limit", 2
+    )
+    assert code == 130
+    assert len({row["id"] for row in rows_of(out)}) == 1
+    assert len(rows_of(out)) == 5  # the target alone, and two settings of each draft
+
+
 def test_every_setting_is_raced_and_stored(capsys, tmp_path, models, words):
     out = tmp_path / "run"
     code, found, err = traded(

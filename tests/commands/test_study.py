@@ -163,6 +163,24 @@ def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(place, capsys, m
     assert seen == [0, "cut", 1]  # the second began at the step that the first had saved
 
 
+def test_a_run_killed_in_its_first_checkpoint_begins_anew(place, capsys, monkeypatch):
+    """What it had half written was taken for a checkpoint to resume from, and the cell failed."""
+    from distillspec.commands import running
+
+    text = FILE.replace("RECIPE", "imitkd")[: FILE.index("  distilled:")]
+
+    def killed(draft, state, record, settings):
+        (settings.out / "checkpoints" / "step-2.1f0c.partial").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr(running, "_save", killed)
+        code, _, _ = run(capsys, *arguments(place, "run", text))
+        assert code == 130
+    code, found, _ = run(capsys, *arguments(place, "run", text))
+    assert (code, found["done"], found["failures"]) == (0, 4, {})
+
+
 def test_two_runs_in_one_folder_are_refused(place, capsys):
     text = FILE.replace("RECIPE", "imitkd")
     Run.create(place / "out", verb="study", config={}, seed=0, device="cpu")

@@ -27,7 +27,7 @@ from distillspec.math.rules import argmax_draft, ratio_test
 from distillspec.math.sampling import Sampling
 from distillspec.models import load
 from distillspec.studies.outputs import TargetOutputs, seeded
-from distillspec.studies.store import Run, read_run
+from distillspec.studies.store import Run, UnwritableError, read_run
 from distillspec.training import checkpoint
 from support import tiny
 from verbs import WORDS, refused, run, saved, write_rows
@@ -338,13 +338,13 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_good_checkpoint(
 
     def refuses_the_third(self, name, row):
         if row["step"] == 3:
-            raise OSError(errno.ENOSPC, "No space left on device", str(self.folder / name))
+            raise UnwritableError(f"{name}: cannot be written: No space left on device")
         append(self, name, row)
 
     with monkeypatch.context() as broken:
         broken.setattr(Run, "append", refuses_the_third)
         said = refused(capsys, *arguments, "--resume")
-    assert "metrics.jsonl: No space left on device; --resume goes on from" in said
+    assert "metrics.jsonl: cannot be written: No space left on device; --resume goes on" in said
     assert run(capsys, *arguments, "--resume")[0] == 0
 
 

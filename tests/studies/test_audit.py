@@ -224,6 +224,21 @@ def test_a_log_without_its_stop_tokens_is_held_against_what_goes_on(kept):
     assert audit(Sampling(0.5))["rejected"]
 
 
+def test_outputs_without_a_token_to_score_leave_the_interval_finite():
+    """A sample of nothing but answers that begin with an id of no string had the mean 0 / 0."""
+    target = often_stopping()
+    ended = [Written(f"e{i}", torch.tensor([1]), torch.tensor([9]), None, "stop") for i in range(2)]
+    longer = Written("l", torch.tensor([1]), torch.tensor([2, 1, 3]), None, "length")
+    outputs = [*ended, longer]
+    found = tally(
+        target, outputs, Sampling(), stop=(0,), batch_size=2, dtype=torch.float64,
+        report=lambda done, total: None,
+    )  # fmt: skip
+    result = judged(found, Sampling(), ends(outputs, (0,), None), level=0.05, tolerance=0.0)
+    assert found.scored == 3
+    assert all(np.isfinite(result["likelihood"][end]) for end in ("value", "low", "high"))
+
+
 def test_a_token_where_only_the_end_could_come_is_impossible_in_such_a_log_too():
     certain = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]])
     target = TableModel(certain.double())

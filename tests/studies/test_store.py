@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from distillspec.errors import UserError
 from distillspec.studies import provenance, store
-from distillspec.studies.store import Exists, Run, read_run, write_text
+from distillspec.studies.store import Exists, Run, UnwritableError, read_run, write_text
 
 
 def create(folder: Path, *, verb: str = "distill", exists: Exists = "refuse") -> Run:
@@ -158,6 +158,16 @@ def test_an_empty_folder_is_free(tmp_path: Path) -> None:
     assert read_run(create(tmp_path).folder).record["verb"] == "distill"
 
 
+def test_a_link_to_an_earlier_run_leads_to_the_new_one(tmp_path: Path) -> None:
+    """Only the link's target can be removed as a folder: "cannot hold a run: None"."""
+    run = create(tmp_path / "r")
+    run.log({"step": 1})
+    (tmp_path / "link").symlink_to(run.folder, target_is_directory=True)
+    again = create(tmp_path / "link", exists="replace")
+    assert [path.name for path in again.folder.iterdir()] == ["run.json"]
+    assert read_run(run.folder).metrics == ()
+
+
 def test_a_folder_that_cannot_be_made_is_a_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="cannot hold a run"):
@@ -198,10 +208,19 @@ def test_a_write_that_fails_leaves_the_old_file_whole(
         monkeypatch.setattr("os.fsync", fail)
     else:
         monkeypatch.setattr(store.Path, "replace", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UnwritableError, match=r"a\.json: cannot be written: No space left"):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+def test_a_row_that_finds_no_room_is_a_users_error(tmp_path: Path) -> None:
+    """Hours of measuring ended in a traceback, which named no file."""
+    run = create(tmp_path / "r")
+    (run.folder / "outputs.jsonl").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"outputs\.jsonl: cannot be written: No space left"):
+        run.append("outputs.jsonl", {"text": "w"})
 
 
 def test_a_written_file_is_readable_by_others(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ from distillspec.studies.serving import (
     Answered,
     Served,
     held_against,
-    long_enough,
     rate,
     same_greedy,
     speedup,
@@ -64,7 +63,17 @@ def run(settings: CheckExport) -> dict[str, Any]:
     promised = TargetOutputs.of(prompts, answers, sampling)
     engine = ask_engine(settings, target, draft, rows, prompts, sampling, gamma=gamma)
     law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
-    served = _served(settings, target, draft, promised, engine, gamma=gamma)
+    served = held_against(
+        target,
+        draft,
+        engine.prompts,
+        engine.drafted,
+        promised,
+        _rules(sampling, settings.engine),
+        rule="ratio" if sampling.temperature == 0 else settings.rule,
+        gamma=gamma,
+        batch_size=settings.batch_size,
+    )
     plain = None
     if engine.plain is not None:
         plain = _law(settings, target, rows, engine.prompts, engine.plain, sampling)
@@ -87,11 +96,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
         "causes": [*of_law, *causes],
     }
     result["unmet"] = _unmet(settings, result, served, law, causes)
-    result["verdict"] = (
-        " ".join(result["unmet"])
-        or f"{settings.engine} does what was promised: τ {interval(served['tau_served'])} served, "
-        f"{interval(served['tau_promised'])} promised, and its outputs are the target's."
-    )
+    result["verdict"] = " ".join(result["unmet"]) or _as_promised(settings.engine, served)
     return result
 
 
@@ -110,37 +115,6 @@ def _check(settings: CheckExport) -> None:
     if settings.min_speedup is not None and settings.min_speedup <= 0:
         raise UserError(f"--min-speedup {settings.min_speedup:g}: expected more than 0")
     check_engine(settings)
-
-
-def _served(
-    settings: CheckExport,
-    target: TransformersModel,
-    draft: TransformersModel,
-    promised: TargetOutputs,
-    engine: Engine,
-    *,
-    gamma: int,
-) -> Served:
-    """Hold the engine's counts against the forecast, on answers that have anything to count.
-
-    Raises:
-        UserError: there is no such answer.
-    """
-    enough = long_enough(engine.drafted)
-    if not enough:
-        raise UserError("every answer ended with its first token: there is nothing to compare")
-    rules = _rules(promised.sampling, settings.engine)
-    return held_against(
-        target,
-        draft,
-        [engine.prompts[i] for i in enough],
-        [engine.drafted[i] for i in enough],
-        promised,
-        rules,
-        rule="ratio" if promised.sampling.temperature == 0 else settings.rule,
-        gamma=gamma,
-        batch_size=settings.batch_size,
-    )
 
 
 def _rules(sampling: Sampling, engine: str) -> dict[str, Rule]:
@@ -250,7 +224,7 @@ def _unmet(
             f"Acceptance is not what the rule {served['rule']} gives on these outputs: τ "
             f"{interval(served['tau_served'])} served, {interval(fit['tau_expected'])} expected."
         )
-    elif not served["overlaps"]:
+    elif served["overlaps"] is False:
         found.append(
             f"Acceptance is not what was promised: τ {interval(served['tau_served'])} served, "
             f"{interval(served['tau_promised'])} on the target's own outputs."
@@ -260,6 +234,17 @@ def _unmet(
     if least is not None and gain is not None and gain["value"] < least:
         found.append(f"--min-speedup {least:g} is not met: {interval(gain)}.")
     return [*found[:-1], found[-1] + because] if found else []
+
+
+def _as_promised(engine: str, served: Served) -> str:
+    """Say what was found where nothing is amiss."""
+    taus = f"τ {interval(served['tau_served'])} served, {interval(served['tau_promised'])} promised"
+    if served["overlaps"] is None:
+        return (
+            f"{engine} accepts as its rule does, and its outputs are the target's; {taus}: one "
+            "answer gives no interval to hold one against the other. Take more prompts."
+        )
+    return f"{engine} does what was promised: {taus}, and its outputs are the target's."
 
 
 def tell(result: dict[str, Any]) -> str:

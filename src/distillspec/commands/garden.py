@@ -30,6 +30,7 @@ from distillspec.studies import garden as study
 from distillspec.studies.clock import Lane, Run, Timer
 from distillspec.studies.store import OUTPUTS, RESULT
 from distillspec.studies.store import Run as Store
+from distillspec.tasks import Row
 from distillspec.tasks.metrics import Metric, Scored
 
 
@@ -55,14 +56,21 @@ def run(settings: Garden) -> dict[str, Any]:
         device=device_of(settings.device),
     )
     ways = _ways(pairs, models, asked, rule, bench, settings)
+    races = []
     with bar(f"{len(ways)} ways on the clock") as report:
-        races = list(study.race(ways, settings.repetitions, report))
+        for i, race in enumerate(study.race(ways, settings.repetitions, report)):
+            races.append(race)
+            # As they come, so that an interrupt keeps them; at the end way by way
+            of_prompt = {path: one.rows[i : i + 1] for path, one in asked.items()}
+            for row in _rows([race], ways, pairs, models, of_prompt, metric):
+                store.append(OUTPUTS, row)
+    rows = {path: one.rows for path, one in asked.items()}
+    store.write_rows(OUTPUTS, _rows(races, ways, pairs, models, rows, metric))
 
     def judged(name: str, outputs: Sequence[Output]) -> Scored:
         path = pairs[name].target
-        return judge(metric, asked[path].rows, outputs, models[path].tokenizer)
+        return judge(metric, rows[path], outputs, models[path].tokenizer)
 
-    store.write_rows(OUTPUTS, _rows(races, ways, pairs, models, asked, metric))
     result = {
         "task": settings.task,
         "temperature": settings.temperature,
@@ -149,7 +157,7 @@ def _rows(
     ways: Mapping[str, study.Way],
     pairs: Mapping[str, _Pair],
     models: Mapping[str, TransformersModel],
-    asked: Mapping[str, Asked],
+    rows: Mapping[str, Sequence[Row]],
     metric: Metric,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of outputs.jsonl, way by way."""
@@ -157,7 +165,7 @@ def _rows(
         lane = ways[name].lane if pair.draft is not None else None
         runs = [race[name] for race in races]
         tokenizer = models[pair.target].tokenizer
-        yield from clocked_rows(metric, name, lane, asked[pair.target].rows, runs, tokenizer)
+        yield from clocked_rows(metric, name, lane, rows[pair.target], runs, tokenizer)
 
 
 def tell(result: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from distillspec.commands.settings import Train
 from distillspec.commands.trackers import tracked
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
-from distillspec.studies.store import CHECKPOINTS, RESULT, Run, read_run
+from distillspec.studies.store import CHECKPOINTS, RESULT, Run, UnwritableError, read_run
 from distillspec.tasks import Row
 from distillspec.training import checkpoint
 from distillspec.training.checks import StepNotFiniteError
@@ -77,6 +77,8 @@ def train(
     except StepNotFiniteError as error:
         names = ", ".join(rows[i].id for i in error.indices)
         raise UserError(f"{error}; in --prompts they are {names}; {_left(settings)}") from error
+    except UnwritableError as error:
+        raise UserError(f"{error}; {_left(settings)}") from error
     except OSError as error:
         reason = f"cannot write {error.filename or settings.out}: {error.strerror or error}"
         raise UserError(f"{settings.out}: {reason}; {_left(settings)}") from error

@@ -75,8 +75,10 @@ def make(cell: Cell, planned: Planned, out: Path) -> Ended:
 
 def _make_way(cell: Cell, folder: Path) -> dict[str, str]:
     """Clear what an interrupted run left and cannot be gone on with; return settings to go on."""
+    from distillspec.training.checkpoint import newest  # imports torch
+
     out = folder / str(STEPS[cell.verb].out)
-    if cell.verb in ("sft", "distill") and any((out / CHECKPOINTS).glob("step-*")):
+    if cell.verb in ("sft", "distill") and newest(out / CHECKPOINTS) is not None:
         return {"resume": "true"}
     if out.is_dir():
         shutil.rmtree(out)

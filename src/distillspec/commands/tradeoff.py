@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distillspec.commands.benchmarks import (
-    Asked,
     ask,
     check_tokens,
     clocked_rows,
@@ -26,6 +25,7 @@ from distillspec.studies import tradeoff as study
 from distillspec.studies.clock import Lane, Race, Timer
 from distillspec.studies.store import OUTPUTS, RESULT, Run
 from distillspec.studies.transcripts import ALONE
+from distillspec.tasks import Row
 from distillspec.tasks.metrics import Metric
 
 
@@ -59,8 +59,13 @@ def run(settings: Tradeoff) -> dict[str, Any]:
     )
     lanes = study.lanes(chosen, settings.gamma)
     with bar(f"{len(lanes)} settings on the clock") as report:
-        races = [race.bare() for race in timer.race(asked.prompts, lanes, report)]
-    store.write_rows(OUTPUTS, _rows(races, lanes, asked, metric, target.tokenizer))
+        races = []
+        for row, race in zip(asked.rows, timer.race(asked.prompts, lanes, report), strict=True):
+            races.append(race.bare())
+            # As they come, so that an interrupt keeps them; at the end setting by setting
+            for one in _rows(races[-1:], lanes, [row], metric, target.tokenizer):
+                store.append(OUTPUTS, one)
+    store.write_rows(OUTPUTS, _rows(races, lanes, asked.rows, metric, target.tokenizer))
     found = study.tradeoff(
         races,
         chosen,
@@ -105,7 +110,7 @@ def _settings(settings: Tradeoff, drafts: Sequence[str]) -> list[study.Setting]:
 def _rows(
     races: Sequence[Race],
     lanes: Mapping[str, Lane],
-    asked: Asked,
+    rows: Sequence[Row],
     metric: Metric,
     tokenizer: Tokenizer,
 ) -> Iterator[dict[str, Any]]:
@@ -113,7 +118,7 @@ def _rows(
     for name in (None, *lanes):
         runs = [race.plain if name is None else race.runs[name] for race in races]
         lane = None if name is None else lanes[name]
-        yield from clocked_rows(metric, name or ALONE, lane, asked.rows, runs, tokenizer)
+        yield from clocked_rows(metric, name or ALONE, lane, rows, runs, tokenizer)
 
 
 def tell(result: dict[str, Any]) -> str:

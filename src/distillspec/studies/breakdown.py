@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distillspec.math.forecast import expected_blocks, expected_calls, expected_positions
 from distillspec.studies.answer import ContextRow, DomainRow, PositionRow, Positions
-from distillspec.studies.estimates import Estimate, ratio
+from distillspec.studies.estimates import ratio, ratio_where_any
 from distillspec.studies.outputs import Scores
 
 SHORTEST = 32
@@ -49,7 +48,7 @@ def by_position(scores: Scores, gamma: int) -> Positions:
         PositionRow(
             position=k + 1,
             judged=float(judged[:, k].sum()),
-            rate=_where_any(accepted[:, k], judged[:, k]),
+            rate=ratio_where_any(accepted[:, k], judged[:, k]),
         )
         for k in range(gamma)
         if judged[:, k].any()
@@ -72,7 +71,7 @@ def by_context(scores: Scores, prompt_lengths: Sequence[int]) -> list[ContextRow
         tokens = np.array([int(one.sum()) for one in inside])
         if tokens.any():
             inside_sums = [float(v[one].sum()) for v, one in zip(values, inside, strict=True)]
-            alpha = _where_any(np.array(inside_sums), tokens)
+            alpha = ratio_where_any(np.array(inside_sums), tokens)
             row: ContextRow = {
                 "from": least,
                 "to": most,
@@ -104,9 +103,3 @@ def by_domain(scores: Scores, gamma: int, domains: Sequence[str | None]) -> list
             )
         )
     return rows
-
-
-def _where_any(numerators: NDArray[np.float64], denominators: NDArray[Any]) -> Estimate:
-    """Estimate the ratio over those prompts that have anything to count."""
-    some = denominators > 0
-    return ratio(numerators[some], denominators[some])

@@ -7,7 +7,7 @@ Comparisons are paired: both sides see the same resampled prompts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,6 +63,15 @@ def ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> E
     """Estimate Σ numerators / Σ denominators over prompts (paper Eq. 1 is such a ratio)."""
     columns = np.stack([np.asarray(numerators), np.asarray(denominators)], axis=1)
     return estimate(lambda sums: sums[:, 0] / sums[:, 1], columns, seed=seed)
+
+
+def ratio_where_any(numerators: Floats, denominators: NDArray[Any]) -> Estimate:
+    """Estimate the same over those prompts that have anything to count.
+
+    Of the others alone a sample may consist, and its ratio would be 0 / 0.
+    """
+    some = denominators > 0
+    return ratio(numerators[some], denominators[some])
 
 
 def ratio_difference(

@@ -13,7 +13,7 @@ from distillspec.math.audit import detectable, holm, p_value
 from distillspec.math.sampling import Sampling
 from distillspec.studies import questions
 from distillspec.studies.audit import Impossible, Tally
-from distillspec.studies.estimates import Estimate, ratio
+from distillspec.studies.estimates import Estimate, ratio_where_any
 
 POWER = 0.8
 """The chance with which a shift that is called detectable is found."""
@@ -106,7 +106,7 @@ def judged(
     whole = None if sums is None else sums.sum(axis=0)
     spread = 0.0 if whole is None else float(whole[2])
     varied = sums is not None and whole is not None and spread > _FAINT
-    likelihood = ratio(sums[:, 1], sums[:, 0]) if sums is not None and varied else None
+    likelihood = ratio_where_any(sums[:, 1], sums[:, 0]) if sums is not None and varied else None
     shifts = [test["detectable"] for test in tests if test["name"] == questions.LIKELIHOOD]
     smallest = shifts[0] if varied else None
     points = [*faults, *_causes(tests, wrong, sampling)] if rejected else []

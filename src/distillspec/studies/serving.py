@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from distillspec.errors import UserError
@@ -65,7 +66,7 @@ class Served(TypedDict):
     drafted_per_call: float
     rules: list[RuleFit]
     fits: bool
-    overlaps: bool
+    overlaps: bool | None
 
 
 def held_against(
@@ -83,13 +84,14 @@ def held_against(
     """Hold an engine's counts against the exact forecast.
 
     Twice: on the engine's own outputs, where nothing but the draws is left to chance, and on the
-    target's own outputs to the same prompts, which is what was promised.
+    target's own outputs to the same prompts, which is what was promised. Answers that end with
+    what came alone have no call to count, and are left out on both sides.
 
     Args:
         target: The large model.
         draft: The draft as exported.
         prompts: What was asked.
-        answered: What the engine did, each with tokens beyond those that came alone.
+        answered: What the engine did with each.
         promised: The target's own answers to the prompts.
         rules: Rules that the engine may have, by name, the one it is said to have among them.
         rule: The name of that one.
@@ -97,51 +99,114 @@ def held_against(
         batch_size: Rows per teacher-forced pass.
 
     Raises:
-        UserError: no answer of the target's own has such tokens.
+        UserError: no answer of the engine's, or none of the target's own, has anything to count.
     """
-    completions = [one.ids for one in answered]
-    states = teacher_forced(target, prompts, completions, batch_size=batch_size)
     alone = [one.alone for one in answered]
-    counted = np.array([one.calls for one in answered], dtype=np.float64)
-    lengths = np.array([len(one.ids) - one.alone for one in answered], dtype=np.float64)
+    counts = _Counts.of(prompts, answered)
+    states = teacher_forced(target, counts.prompts, counts.completions, batch_size=batch_size)
     fits = []
     for name, each in rules.items():
-        own = TargetOutputs(tuple(prompts), tuple(completions), states, each.sampling)
-        scores = _without(score(target, draft, own, each, batch_size=batch_size), alone)
-        mean, variance = calls(scores, gamma)
-        z = _z(float((counted - mean).sum()), float(variance.sum()))
-        fits.append(
-            RuleFit(
-                rule=name,
-                tau_expected=ratio(lengths, mean),
-                z=z,
-                fits=abs(z) <= FIT if z is not None else _nearly(counted, mean),
-            )
-        )
+        own = TargetOutputs(counts.prompts, counts.completions, states, each.sampling)
+        expected = score(target, draft, own, each, batch_size=batch_size)
+        fits.append(_fit(name, expected, counts, gamma))
     scores = score(target, draft, promised, rules[rule], batch_size=batch_size)
-    # As of the engine's answers: those that end with what came alone have no call to count
-    longer = [ratios for ratios in scores.ratios if len(ratios) > alone[0]]
-    if not longer:
-        raise UserError("every answer of the target ends with its first token: nothing is promised")
-    first = _without(Scores(None, tuple(longer), None), [alone[0]] * len(longer))
-    mean, _ = calls(first, gamma)
-    tau_promised, tau_served = ratio(first.lengths, mean), ratio(lengths, counted)
+    tau_promised, answers = _promised(scores, alone, gamma)
+    tau_served = ratio(counts.lengths, counts.calls)
+    several = min(answers, len(counts.prompts)) > 1
     return Served(
         rule=rule,
         gamma=gamma,
-        prompts=len(prompts),
-        tokens=int(sum(len(ids) for ids in completions)),
+        prompts=len(counts.prompts),
+        tokens=int(sum(len(ids) for ids in counts.completions)),
         alpha_promised=ratio(scores.alpha_sums, scores.lengths),
         tau_promised=tau_promised,
         tau_served=tau_served,
-        drafted_per_call=sum(one.drafted for one in answered) / max(1.0, counted.sum()),
+        drafted_per_call=counts.drafted / float(counts.calls.sum()),
         rules=fits,
         fits=next(one["fits"] for one in fits if one["rule"] == rule),
-        overlaps=overlap(tau_promised, tau_served),
+        overlaps=_overlap(tau_promised, tau_served) if several else None,
     )
 
 
-def overlap(one: Estimate, other: Estimate) -> bool:
+@dataclass(frozen=True)
+class _Counts:
+    """What an engine counted, of answers with tokens beyond those that came alone."""
+
+    prompts: tuple[Tensor, ...]
+    """What was asked."""
+    completions: tuple[Tensor, ...]
+    """1-D int64 ids of each answer."""
+    alone: tuple[int, ...]
+    """First tokens of each that came alone."""
+    lengths: NDArray[np.float64]
+    """Tokens of each beyond those that came alone."""
+    calls: NDArray[np.float64]
+    """Target passes that put these out."""
+    drafted: int
+    """Tokens that the draft wrote, for all of them."""
+
+    @classmethod
+    def of(cls, prompts: Sequence[Tensor], answered: Sequence[Answered]) -> _Counts:
+        """Keep the answers with anything to count.
+
+        Raises:
+            UserError: there is none.
+        """
+        enough = [
+            (prompt, one)
+            for prompt, one in zip(prompts, answered, strict=True)
+            if len(one.ids) > one.alone
+        ]
+        if not enough:
+            raise UserError("every answer ended with its first token: there is nothing to compare")
+        kept = [one for _, one in enough]
+        return cls(
+            prompts=tuple(prompt for prompt, _ in enough),
+            completions=tuple(one.ids for one in kept),
+            alone=tuple(one.alone for one in kept),
+            lengths=np.array([len(one.ids) - one.alone for one in kept], dtype=np.float64),
+            calls=np.array([one.calls for one in kept], dtype=np.float64),
+            drafted=sum(one.drafted for one in kept),
+        )
+
+
+def _fit(name: str, expected: Scores, counts: _Counts, gamma: int) -> RuleFit:
+    """Hold counted calls against those that a rule lets expect of the same outputs."""
+    mean, variance = calls(_without(expected, counts.alone), gamma)
+    z = _z(float((counts.calls - mean).sum()), float(variance.sum()))
+    return RuleFit(
+        rule=name,
+        tau_expected=ratio(counts.lengths, mean),
+        z=z,
+        fits=abs(z) <= FIT if z is not None else _nearly(counts.calls, mean),
+    )
+
+
+def _promised(scores: Scores, alone: Sequence[int], gamma: int) -> tuple[Estimate, int]:
+    """Return τ on the target's own answers, and how many of them have anything to count.
+
+    Args:
+        scores: Of the draft on them.
+        alone: First tokens of the engine's answer to each prompt that came alone.
+        gamma: Drafted tokens per block.
+
+    Raises:
+        UserError: none has.
+    """
+    longer = [
+        (ratios, first)
+        for ratios, first in zip(scores.ratios, alone, strict=True)
+        if len(ratios) > first
+    ]
+    if not longer:
+        raise UserError("every answer of the target ends with its first token: nothing is promised")
+    kept = Scores(None, tuple(ratios for ratios, _ in longer), None)
+    rest = _without(kept, [first for _, first in longer])
+    mean, _ = calls(rest, gamma)
+    return ratio(rest.lengths, mean), len(longer)
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
     """Say whether two intervals have a point in common."""
     return one["low"] <= other["high"] and other["low"] <= one["high"]
 
@@ -173,11 +238,6 @@ def _z(difference: float, variance: float) -> float | None:
 def _nearly(counted: np.ndarray, mean: np.ndarray) -> bool:
     """Without variance the counts must agree; near ties may move one call in twenty."""
     return bool(abs(counted.sum() - mean.sum()) <= 0.05 * mean.sum())
-
-
-def long_enough(answered: Sequence[Answered]) -> list[int]:
-    """Return the indices of answers that have tokens beyond those that came alone."""
-    return [i for i, one in enumerate(answered) if len(one.ids) > one.alone]
 
 
 def same_greedy(own: Sequence[Tensor], other: Sequence[Tensor]) -> int:

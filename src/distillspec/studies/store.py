@@ -31,7 +31,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +52,10 @@ Exists = Literal["refuse", "replace", "continue"]
 go on with it (its record stays, its metrics grow). Each is refused where the folder holds anything
 but a run of the same verb. A run that holds its record alone has nothing to lose: a new one takes
 its place."""
+
+
+class UnwritableError(UserError):
+    """The disk is full, or does not let a file be written: what there was stays as it was."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +97,19 @@ class Run:
         try:
             earlier = _earlier(folder, verb, exists)
             folder.mkdir(parents=True, exist_ok=True)
-            run = cls(folder)
-            if not earlier:
-                about = {"verb": verb, "config": dict(config), "seed": seed, "device": device}
-                run.write_json(RECORD, {"format": _FORMAT, **about, **provenance()})
         except OSError as error:
-            raise UserError(f"{folder}: cannot hold a run: {error.strerror}") from error
+            raise UserError(f"{folder}: cannot hold a run: {error.strerror or error}") from error
+        run = cls(folder)
+        if not earlier:
+            about = {"verb": verb, "config": dict(config), "seed": seed, "device": device}
+            run.write_json(RECORD, {"format": _FORMAT, **about, **provenance()})
         return run
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append one row to metrics.jsonl, so that it is there even if the next moment kills us.
 
         Raises:
+            UnwritableError: the disk is full, or the file cannot be written.
             ValueError: the row holds a NaN or an infinity; the message names its key.
         """
         self.append(METRICS, row)
@@ -114,16 +120,19 @@ class Run:
         """Append one row to the JSONL file `name`, on file at once.
 
         Raises:
+            UnwritableError: the disk is full, or the file cannot be written.
             ValueError: the row holds a NaN or an infinity; the message names its key.
         """
         line = _dumps(row, name, indent=None)
-        with (self.folder / name).open("a", encoding="utf-8") as file:
+        path = self.folder / name
+        with _writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
         """Write the JSONL file `name`, one row a line, whole or not at all.
 
         Raises:
+            UnwritableError: the disk is full, or the folder cannot be written.
             ValueError: a row holds a NaN or an infinity; the message names its key.
         """
         lines = [_dumps(row, name, indent=None) + "\n" for row in rows]
@@ -139,6 +148,7 @@ class Run:
         """Write `value` as the file `name`, whole or not at all.
 
         Raises:
+            UnwritableError: the disk is full, or the folder cannot be written.
             ValueError: it holds a NaN or an infinity; the message names its key.
         """
         return write_text(self.folder / name, _dumps(value, name, indent=2) + "\n")
@@ -195,9 +205,19 @@ def write_text(path: Path, text: str) -> Path:
     """Write a file whole or not at all: to a temporary name, to the disk, then renamed.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; an earlier file is untouched.
+        UnwritableError: the disk is full or the folder cannot be written; an earlier file is
+            untouched.
     """
-    return write_whole(path, text.encode("utf-8"))
+    with _writing(path):
+        return write_whole(path, text.encode("utf-8"))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
@@ -216,7 +236,9 @@ def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
     if exists == "refuse" and not bare:
         raise UserError(f"{folder}: holds an earlier run; give --out a new folder, or remove it")
     if exists != "continue":
-        shutil.rmtree(folder)
+        real = folder.resolve()  # a link stays, and leads to the new run
+        shutil.rmtree(real)
+        real.mkdir()
         return False
     for path in folder.glob("*.jsonl"):
         _cut_torn_line(path)
