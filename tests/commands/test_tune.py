@@ -16,6 +16,7 @@ from distillspec.commands.candidates import baseline, candidates, distill_settin
 from distillspec.commands.plans import distill_recipe
 from distillspec.commands.settings import Distill
 from distillspec.commands.study_settings import Tune
+from distillspec.models import load
 from distillspec.settings import parse
 from distillspec.training import checkpoint
 from distillspec.training.cache import HiddenCache
@@ -207,13 +208,15 @@ def test_an_extra_reaches_the_recipe_and_what_needs_another_draft_is_left_out(tm
 
 
 def test_prompts_are_rendered_by_the_targets_template(capsys, tmp_path, arguments, monkeypatch):
-    """The draft here has none."""
+    """The draft here has none, and is stored in 16 bits, in which it could not train."""
+    load(tmp_path / "draft", dtype=torch.bfloat16).save(tmp_path / "narrow")
     honest, seen = tune.examples, []
     monkeypatch.setattr(
         tune, "examples", lambda tokenizer, rows: seen.append(tokenizer) or honest(tokenizer, rows)
     )
     code, _, _ = run(
-        capsys, *arguments, "--target", saved(tmp_path / "chat", chat=True), "--minutes", 0.002,
+        capsys, *arguments, "--target", saved(tmp_path / "chat", chat=True), "--draft",
+        tmp_path / "narrow", "--minutes", 0.002,
         "--divergences", "forward_kl", "--mixtures", "draft", "--learning-rates", "1e-3",
     )  # fmt: skip
     assert code == 0
