@@ -29,7 +29,11 @@ from distillspec.settings import parse
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; of several processes the main one alone speaks."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if launch.process_index() > 0:
+    try:
+        index = launch.process_index()
+    except UserError as error:
+        return _refused(error, sys.stderr)
+    if index > 0:
         unheard = io.StringIO()
         with redirect_stdout(unheard):
             return _main(arguments, unheard)
@@ -43,8 +47,7 @@ def _main(arguments: list[str], messages: TextIO) -> int:
     try:
         text, code = _run(arguments, messages)
     except UserError as error:
-        print(f"distillspec: error: {error}", file=messages)
-        return 2
+        return _refused(error, messages)
     except KeyboardInterrupt:
         print("distillspec: interrupted", file=messages)
         return 130
@@ -54,6 +57,11 @@ def _main(arguments: list[str], messages: TextIO) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else exit flushes again
         return 141
     return code
+
+
+def _refused(error: UserError, messages: TextIO) -> int:
+    print(f"distillspec: error: {error}", file=messages)
+    return 2
 
 
 def _run(arguments: list[str], messages: TextIO) -> tuple[str, int]:

@@ -8,6 +8,7 @@ import pytest
 
 from distillspec.commands.benchmarks import ask, benchmark
 from distillspec.commands.pairs import names_of
+from distillspec.commands.task_settings import OnTask
 from distillspec.errors import UserError
 from support import tiny
 
@@ -33,9 +34,9 @@ def files(tmp_path):
     return str(task), data
 
 
-def read(files, **settings):
-    defaults = {"limit": None, "max_new_tokens": None, "seed": 0}
-    return benchmark(*files, **{**defaults, **settings})
+def read(files, *, max_new_tokens=None, **shots):
+    task, data = files
+    return benchmark(OnTask(task=task, data=data, max_new_tokens=max_new_tokens), **shots)
 
 
 def test_a_long_input_loses_its_end_and_is_counted(files):
@@ -54,7 +55,7 @@ def test_the_limit_of_outputs_is_the_tasks_unless_one_is_given(files):
 
 def test_a_task_without_a_limit_asks_for_one():
     with pytest.raises(UserError, match="--max-new-tokens is missing: the task stdlib"):
-        benchmark("stdlib", None, limit=2, max_new_tokens=None, seed=0)
+        benchmark(OnTask(task="stdlib", limit=2))
 
 
 def test_examples_come_before_prompts_that_were_already_cut(files, tmp_path):
@@ -77,7 +78,7 @@ def test_a_reference_that_cannot_be_used_is_refused_at_once(tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"id": "odd", "input": "1 + 1?", "target": "two"}) + "\n")
     with pytest.raises(UserError, match="odd: the reference has no number"):
-        benchmark("gsm8k", data, limit=None, max_new_tokens=None, seed=0)
+        benchmark(OnTask(task="gsm8k", data=data))
 
 
 def test_models_are_named_by_what_tells_them_apart():

@@ -232,6 +232,11 @@ def test_errors_of_the_command_line(capsys, tmp_path, pair, prompts):
     assert "device" in refused(capsys, "measure", *both, "--device", "gpu7")
 
 
+def test_a_launcher_that_counts_in_words_is_told_of(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    assert "WORLD_SIZE is 'two': expected a whole number" in refused(capsys, "perplexity")
+
+
 def test_errors_in_prompt_files_name_file_and_line(capsys, tmp_path, pair):
     for line, reason in (
         ('{"prompt": "w6"', "not JSON"),

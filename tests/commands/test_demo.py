@@ -13,7 +13,9 @@ import pytest
 
 from distillspec import cli
 from distillspec.commands import demo
+from distillspec.commands.settings import Demo
 from distillspec.models import load, wrap
+from distillspec.tasks import hub
 from support import module, word_tokenizer
 
 
@@ -55,6 +57,21 @@ def test_the_whole_path_on_a_tiny_target(capsys, tmp_path, monkeypatch):
     check(found, out)
     # Soft labels of a random target teach what single samples of it cannot.
     assert found["comparison"]["alpha_difference"][0]["value"] > 0
+
+
+def test_a_benchmarks_evaluation_rows_are_not_trained_on(monkeypatch):
+    """The bug: they alone were read, and split into both sides."""
+
+    def records(name, *, config, split, revision):
+        count = {"train": 70, "test": 9}[split]
+        return ({"question": f"{split} {i}?", "answer": f"#### {i}"} for i in range(count))
+
+    monkeypatch.setattr(hub, "records", records)
+    sides = demo._sides(Demo(prompts="gsm8k"))
+    assert len(sides.train) == 70
+    assert len(sides.held_out) == 9
+    assert all("Q: train" in row.prompt for row in sides.train)
+    assert all("Q: test" in row.prompt for row in sides.held_out)
 
 
 @pytest.mark.demo

@@ -150,6 +150,7 @@ def test_the_unfinished_rows_of_another_run_are_refused_and_kept(
     for flag, told in [
         (["--temperature", 0.5], "temperature was 1.0 and is 0.5"),
         (["--seed", 1], "seed was 0 and is 1"),
+        (["--dtype", "bfloat16"], "dtype was 'float32' and is 'bfloat16'"),
         (["--limit", 3], "prompts was"),
         (["--logprobs"], "logprobs was False and is True"),
     ]:
@@ -173,6 +174,7 @@ def test_a_cache_of_another_target_or_sampler_is_refused(capsys, tmp_path, targe
     assert "weights was" in told(other, *cache)
     assert not (tmp_path / "b.jsonl.part").exists()
     assert "temperature was 1.0 and is 0.5" in told(target, *cache, "--temperature", 0.5)
+    assert "dtype was 'float32' and is 'bfloat16'" in told(target, *cache, "--dtype", "bfloat16")
     assert "k was 5 and is 6" in told(target, "--cache", tmp_path / "cache", "--cache-k", 6)
 
 

@@ -206,9 +206,32 @@ def test_what_a_cost_alone_leaves_unused_is_refused(capsys, flag):
     assert f"{flag} without --draft" in said
 
 
-def test_a_cost_and_a_clock_are_refused(capsys):
-    said = refused(capsys, "measure", "--cost", COST, "--gamma", "1..4", "--clock-gamma", 2)
-    assert "--clock-gamma and --cost" in said
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--clock-gamma", 2),
+        ("--clock-prompts", 4),
+        ("--repetitions", 5),
+        ("--batch-sizes", "1,4"),
+    ],
+)
+def test_a_cost_and_a_clock_are_refused(capsys, flag, value):
+    said = refused(capsys, "measure", "--cost", COST, "--gamma", "1..4", flag, value)
+    assert f"{flag} and --cost" in said
+
+
+def test_the_ids_that_a_server_was_given_are_those_that_count(capsys, tmp_path, models):
+    """The bug: a log's prompt_ids were passed over, and its text rendered anew."""
+    row = {"prompt": "w6 w7", "target_ids": [8, 9]}
+    about = ("--draft", models["near"], "--cost", COST, "--rule", "argmax", "--out")
+    file = write_rows(tmp_path / "log.jsonl", [{**row, "prompt_ids": [6, 7, 8, 9, 10]}])
+    code, _, _ = run(capsys, "measure", "--outputs", file, *about, tmp_path / "run")
+    assert code == 0
+    stored = json.loads((tmp_path / "run" / "examples.jsonl").read_text())
+    assert stored["prompt_tokens"] == 5
+    other = write_rows(tmp_path / "other.jsonl", [{**row, "prompt_ids": [6, 9999]}])
+    said = refused(capsys, "measure", "--outputs", other, *about, tmp_path / "none")
+    assert "prompt_ids has 9999" in said
 
 
 def test_drafts_on_a_log_share_its_tokens(capsys, tmp_path, models):

@@ -10,7 +10,7 @@ from distillspec.decoding import speculate
 from distillspec.math.forecast import expected_positions
 from distillspec.math.rules import argmax_draft, ratio_test
 from distillspec.math.sampling import Sampling
-from distillspec.studies.breakdown import by_context, by_domain, by_position
+from distillspec.studies.breakdown import by_context, by_domain, by_position, deviation, kinds
 from distillspec.studies.outputs import Scores, TargetOutputs, score, seeded
 from support import random_table
 
@@ -88,3 +88,15 @@ def test_a_single_domain_is_no_breakdown():
 def test_positions_that_no_block_reaches_are_left_out():
     rows = by_position(scores_of([0.0, 0.0, 0.0, 0.0]), 3)["positions"]
     assert [(row["position"], row["judged"], row["rate"]["value"]) for row in rows] == [(1, 3, 0)]
+
+
+def test_without_variance_counts_agree_or_there_is_no_law_to_hold_them_against():
+    expected, none = np.array([3.0, 2.0]), np.zeros(2)
+    assert deviation(expected + 1e-9, expected, none + 1e-12) == 0  # rounding is no variance
+    assert deviation(expected + 1, expected, none) is None
+    assert deviation(expected + 1, expected, np.array([1.0, 3.0])) == 1
+
+
+def test_there_are_kinds_of_prompts_where_there_are_two():
+    assert kinds(["b", None, "a", "b"]) == [("a", [2]), ("b", [0, 3])]
+    assert kinds(["a", None, "a"]) == []

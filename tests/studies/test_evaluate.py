@@ -97,6 +97,22 @@ def test_the_counts_of_the_pairs_add_up_to_the_result():
     assert result["alpha"]["value"] == pytest.approx(expected / own)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_is_sampled_is_the_same_in_batches_of_any_size(size):
+    """The bug: seeds went by the number of the batch and the place in it."""
+    prompts = [PROMPTS[i][: 1 + i % 2] for i in range(9)]  # batches are of like lengths
+    whole, cut = (
+        evaluate(
+            random_table(seed=0, eos_ids=(4,)), ("small", random_table(seed=3, eos_ids=(4,))),
+            prompts, IDS, ratio_test(Sampling()), plan(batch_size=n, clock_prompts=0),
+            lambda *_: None, Kept(),
+        )
+        for n in (9, size)
+    )  # fmt: skip
+    for one, other in zip(whole.pairs, cut.pairs, strict=True):
+        assert (one.plain.ids, one.drafted.ids) == (other.plain.ids, other.drafted.ids)
+
+
 @pytest.mark.parametrize("rule", [argmax_draft(Sampling()), exact_match(Sampling(0.5))])
 def test_lossless_rules_have_a_forecast(rule):
     result = answered(decoded(rule))
@@ -137,15 +153,15 @@ def test_batches_run_in_alternating_order(monkeypatch):
     order = []
     run = Timer.run
 
-    def watched(self, prompts, lane, seed):
-        order.append((lane.draft, len(prompts), seed))
-        return run(self, prompts, lane, seed)
+    def watched(self, prompts, lane, generators):
+        order.append((lane.draft, len(prompts)))
+        return run(self, prompts, lane, generators)
 
     monkeypatch.setattr(Timer, "run", watched)
     decoded(ratio_test(GREEDY), how=plan(clock_prompts=0))
-    assert order[:2] == [(None, 4, 0), ("small", 4, 0)]  # the warm-up
+    assert order[:2] == [(None, 4), ("small", 4)]  # the warm-up
     assert order[2:] == [
-        (None, 4, 0), ("small", 4, 0), ("small", 4, 1), (None, 4, 1), (None, 1, 2), ("small", 1, 2)
+        (None, 4), ("small", 4), ("small", 4), (None, 4), (None, 1), ("small", 1)
     ]  # fmt: skip
 
 
@@ -153,8 +169,8 @@ def test_the_latency_of_a_prompt_is_the_median_of_three(monkeypatch):
     seconds = {None: iter([9.0, 8.0, 1.0, 2.0]), "small": iter([9.0, 0.5, 1.0, 0.75])}
     run = Timer.run
 
-    def scripted(self, prompts, lane, seed):
-        done = run(self, prompts, lane, seed)
+    def scripted(self, prompts, lane, generators):
+        done = run(self, prompts, lane, generators)
         if self.repetitions != 3 or len(prompts) != 1:
             return done
         return dataclasses.replace(done, prefill=1.0, blocks=(next(seconds[lane.draft]),))

@@ -10,6 +10,7 @@ from distillspec.math.rules import Rule, ratio_test
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.math.verification import exponential, linear, squared
 from distillspec.studies.clock import Timer
+from distillspec.studies.outputs import seeded
 from distillspec.studies.tradeoff import LOSSLESS, Setting, lanes, pick, tradeoff, verdict
 from distillspec.tasks.metrics import Scored
 from support import random_table
@@ -66,7 +67,7 @@ def test_the_lossless_point_has_the_targets_law_and_a_lenient_one_has_not():
     prompts, expected = [torch.tensor([1])] * 2000, share_of_zero()
     z = []
     for lane in lanes([setting(), setting(linear(0.05))], 2).values():
-        outputs = timer_of(Sampling()).run(prompts, lane, 0).outputs
+        outputs = timer_of(Sampling()).run(prompts, lane, seeded(0, 2000)).outputs
         shares = np.array([one.ids.count(0) / LENGTH for one in outputs])
         z.append((shares.mean() - expected) / (shares.std() / len(shares) ** 0.5))
     assert abs(z[0]) <= 4
@@ -108,8 +109,8 @@ def test_more_lenience_accepts_more():
 def test_seconds_are_over_those_of_the_target_alone(monkeypatch):
     run = Timer.run
 
-    def scripted(self, prompts, lane, seed):
-        done = run(self, prompts, lane, seed)
+    def scripted(self, prompts, lane, generators):
+        done = run(self, prompts, lane, generators)
         seconds = 4.0 if lane.draft is None else 1.0
         return type(done)(done.outputs, 7.0, (seconds,))
 

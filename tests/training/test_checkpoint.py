@@ -215,6 +215,18 @@ def test_a_read_only_folder_is_one_line(tmp_path, monkeypatch):
     assert worth(Path("c")) == 1
 
 
+def test_a_folder_that_is_no_runs_is_not_said_to_lack_a_checkpoint(tmp_path, monkeypatch):
+    """An export is written by the same means."""
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("distillspec.training.checkpoint.flush", fail)
+    told = pytest.raises(UserError, match="No space left on device$")
+    with told, checkpoint.whole(tmp_path / "draft", "export"):
+        pass
+
+
 def test_a_file_too_large_for_the_disk_is_one_line_and_leaves_no_ruin(tmp_path):
     """The kernel itself refuses the write: safetensors reports it in its own exception."""
     checkpoint.save(tmp_path, *table_state(1), keep=1)

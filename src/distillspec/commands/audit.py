@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from distillspec.commands.logs import given_prompt
 from distillspec.commands.pairs import (
     at_least,
     dtype_of,
@@ -105,14 +106,8 @@ def written(tokenizer: Tokenizer, rows: Sequence[Row], *, raw: bool) -> list[Wri
             if row.target_ids is not None
             else ids_of_text(tokenizer, row.target or "", cut=row.cut)
         )
-        if row.prompt_ids is not None:
-            prompt = torch.tensor(row.prompt_ids)
-        if int(prompt.max()) >= tokenizer.vocabulary.size:
-            raise UserError(
-                f"{row.id}: prompt_ids has {int(prompt.max())}, and {tokenizer.name} knows ids "
-                f"below {tokenizer.vocabulary.size}: it is another model's log"
-            )
-        found.append(Written(row.id, prompt, ids, row.blocks, row.finish_reason))
+        given = given_prompt(tokenizer, row, prompt)
+        found.append(Written(row.id, given, ids, row.blocks, row.finish_reason))
     return found
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.commands.pairs import prompt_ids
-from distillspec.commands.study_settings import Garden
-from distillspec.commands.task_settings import Tradeoff
+from distillspec.commands.task_settings import OnTask
 from distillspec.decoding import Output
 from distillspec.errors import UserError
 from distillspec.models import load_tokenizer
@@ -61,64 +60,49 @@ class Asked:
     """How many were longer than the task allows."""
 
 
-def benchmark(
-    name: str,
-    data: Path | None,
-    *,
-    limit: int | None,
-    max_new_tokens: int | None,
-    seed: int,
-    shots: int = 0,
-    shots_data: Path | None = None,
-) -> Benchmark:
+def benchmark(asked: OnTask, *, shots: int = 0, shots_data: Path | None = None) -> Benchmark:
     """Read a task and its rows, and try its metric on them.
 
     Args:
-        name: The task.
-        data: A file of its rows; None for where the task itself finds them.
-        limit: As many random rows; None for all.
-        max_new_tokens: Tokens per output; None for the task's own limit.
-        seed: Of the random rows and examples.
+        asked: The task, its rows and the length of its outputs.
         shots: Examples before every prompt, from training rows.
         shots_data: A file of these; None for where the task itself finds them.
 
     Raises:
         UserError: no such task or file, a row that cannot be judged, or a missing limit.
     """
-    task = load_task(name)
-    length = task.max_output_tokens if max_new_tokens is None else max_new_tokens
+    task = load_task(asked.task)
+    length = asked.max_new_tokens
     if length is None:
-        raise UserError(f"--max-new-tokens is missing: the task {name} sets no limit of its own")
+        length = task.max_output_tokens
+    if length is None:
+        raise UserError(
+            f"--max-new-tokens is missing: the task {asked.task} sets no limit of its own"
+        )
     if length < 1:
         raise UserError(f"--max-new-tokens {length}: expected a whole number of at least 1")
     if shots_data is not None and not shots:
         raise UserError(f"--shots-data {shots_data} does nothing without --shots; leave it out")
-    rows = task.read(data, limit=limit, seed=seed)
+    rows = task.read(asked.data, limit=asked.limit, seed=asked.seed)
     metric = metric_of(task)
     if metric is not None:
         metric.score(rows, [""] * len(rows))  # refuses a row without a usable reference by now
     training = task.read_training(shots_data) if shots else []
     if shots:
-        with_shots(task, rows, training, count=shots, seed=seed)  # likewise an example
-    return Benchmark(task, metric, tuple(rows), length, shots, tuple(training), seed)
+        with_shots(task, rows, training, count=shots, seed=asked.seed)  # likewise an example
+    return Benchmark(task, metric, tuple(rows), length, shots, tuple(training), asked.seed)
 
 
-def judged_benchmark(settings: Garden | Tradeoff) -> tuple[Benchmark, Metric]:
-    """Read the task that the flags name, where ways to decode it are compared by quality.
+def judged_benchmark(asked: OnTask) -> tuple[Benchmark, Metric]:
+    """Read the task, where ways to decode it are compared by quality.
 
     Raises:
         UserError: as `benchmark`; and if the task has no metric.
     """
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-    )
+    bench = benchmark(asked)
     if bench.metric is None:
         raise UserError(
-            f"--task {settings.task} has no metric, so that there is no quality to compare; give "
+            f"--task {asked.task} has no metric, so that there is no quality to compare; give "
             "a task with one"
         )
     return bench, bench.metric

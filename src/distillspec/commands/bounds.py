@@ -42,10 +42,12 @@ def run(settings: Bounds) -> dict[str, Any]:
         device=str(target.device),
     )
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    answers = _outputs(target, prompts, settings, "target outputs")
+    # One space of outputs for all: a draft that ends its own otherwise would write other ones
+    ends = target.eos_ids
+    answers = _outputs(target, prompts, ends, settings, "target outputs")
     found = []
     for name, draft in zip(names, drafts, strict=True):
-        own = _outputs(draft, prompts, settings, f"outputs of {name}")
+        own = _outputs(draft, prompts, ends, settings, f"outputs of {name}")
         sides = [
             divergences(target, draft, prompts, some, batch_size=settings.batch_size)
             for some in (answers, own)
@@ -57,7 +59,11 @@ def run(settings: Bounds) -> dict[str, Any]:
 
 
 def _outputs(
-    model: TransformersModel, prompts: Sequence[Tensor], settings: Bounds, what: str
+    model: TransformersModel,
+    prompts: Sequence[Tensor],
+    ends: Sequence[int],
+    settings: Bounds,
+    what: str,
 ) -> list[Tensor]:
     with bar(what) as report:
         outputs = complete_all(
@@ -68,6 +74,7 @@ def _outputs(
             batch_size=settings.batch_size,
             generators=seeded(settings.seed, len(prompts)),
             report=report,
+            stop=ends,
         )
     return [prompts[0].new_tensor(output.ids) for output in outputs]
 

@@ -36,7 +36,7 @@ from distillspec.studies.comparison import compare
 from distillspec.studies.measure import TABLE_PROMPTS, Finding, Plan, measure, timed_gammas
 from distillspec.studies.outputs import TargetOutputs, batches, seeded
 from distillspec.studies.store import RESULT, Run
-from distillspec.tasks import Row, Split, read_prompts, split
+from distillspec.tasks import Row, Split, read_prompts, split, task_named
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches, Example
 from distillspec.training.optimization import AdamW
@@ -166,10 +166,17 @@ def packaged(package: str, otherwise: str = "") -> str:
 def _sides(settings: Demo) -> Split:
     """Read the prompts to train on and those to measure by.
 
+    A benchmark has its own of both; a file's rows are split.
+
     Raises:
-        UserError: there are too few.
+        UserError: there are too few, or the benchmark has none to train on.
     """
-    sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
+    named = task_named(settings.prompts)
+    if named is not None and named[1] is None:
+        task = named[0]
+        sides = Split(tuple(task.read_training()), tuple(task.read()))
+    else:
+        sides = split(read_prompts(settings.prompts), HELD_OUT_SHARE)
     if len(sides.held_out) < CLOCKED or len(sides.train) < WRITERS:
         raise UserError(
             f"{settings.prompts}: {len(sides.train)} prompts to train on and "

@@ -102,13 +102,39 @@ def by_server(
         return Answered(ids, reason, len(ids) - 1, 0, 0, seconds, alone=1, blocks=None)
     after = counters(server)
     gone = {name: round(after[name] - before[name]) for name in after}
-    # The first token comes alone. What the engine drafted past the end of an answer is not in it;
-    # llama.cpp drafts nothing for the last token before the length limit: that pass is not counted
-    uncounted = len(ids) - 1 - gone[DRAFTS] - gone[ACCEPTED]
+    return Answered(
+        ids=ids,
+        reason=reason,
+        calls=_calls(gone, len(ids), gamma, where, server.url),
+        drafted=gone[DRAFTED],
+        accepted=gone[ACCEPTED],
+        seconds=seconds,
+        alone=1,
+        blocks=None,
+    )
+
+
+def _calls(gone: Mapping[str, int], tokens: int, gamma: int, where: str, url: str) -> int:
+    """Return the target passes of an answer that put out tokens, by the counters.
+
+    The first token comes alone. What the engine drafted past the end of an answer is not in it;
+    llama.cpp drafts nothing for the last token before the length limit: that pass is not counted.
+
+    Args:
+        gone: What the counters rose by.
+        tokens: Of the answer.
+        gamma: Drafted tokens per block.
+        where: Names the prompt, for messages.
+        url: The server's.
+
+    Raises:
+        UserError: they cannot be those of this answer, or nothing was drafted.
+    """
+    uncounted = tokens - 1 - gone[DRAFTS] - gone[ACCEPTED]
     if uncounted > 1 and not gone[DRAFTS]:
         raise UserError(
-            f"{where}: {server.url} drafts nothing: start it with the draft (serve.md of the "
-            "export has the line)"
+            f"{where}: {url} drafts nothing: start it with the draft (serve.md of the export has "
+            "the line)"
         )
     # At most what the last block accepted past the end
     beyond = -uncounted > max(gamma, math.ceil(gone[DRAFTED] / max(1, gone[DRAFTS])))
@@ -119,19 +145,10 @@ def by_server(
             else "its counters are not up to date"
         )
         raise UserError(
-            f"{where}: {server.url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} accepted "
-            f"tokens for {len(ids)} tokens: {why}"
+            f"{where}: {url} counted {gone[DRAFTS]} blocks and {gone[ACCEPTED]} accepted tokens "
+            f"for {tokens} tokens: {why}"
         )
-    return Answered(
-        ids=ids,
-        reason=reason,
-        calls=gone[DRAFTS] + max(0, uncounted),
-        drafted=gone[DRAFTED],
-        accepted=gone[ACCEPTED],
-        seconds=seconds,
-        alone=1,
-        blocks=None,
-    )
+    return gone[DRAFTS] + max(0, uncounted)
 
 
 def counters(server: Server) -> dict[str, float]:

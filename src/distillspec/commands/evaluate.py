@@ -96,15 +96,7 @@ def _asked_for(settings: Evaluate) -> tuple[Rule, Benchmark]:
         draft_temperature=settings.draft_temperature,
         epsilon=settings.epsilon,
     )
-    bench = benchmark(
-        settings.task,
-        settings.data,
-        limit=settings.limit,
-        max_new_tokens=settings.max_new_tokens,
-        seed=settings.seed,
-        shots=settings.shots,
-        shots_data=settings.shots_data,
-    )
+    bench = benchmark(settings, shots=settings.shots, shots_data=settings.shots_data)
     return rule, bench
 
 

@@ -33,9 +33,9 @@ def run(settings: Generate) -> dict[str, Any]:
     _check_shaping(settings)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     rows = training_rows(settings)
-    writer, weights = _writer(settings, sampling)
+    writer, weights, dtype = _writer(settings, sampling)
     prompts = prompt_ids(writer.tokenizer, rows, context=writer.context)
-    sampler = _sampler(settings)
+    sampler = {**_sampler(settings), "dtype": dtype}
     asked = {"weights": weights, "prompts": _digest(prompts), "logprobs": settings.logprobs}
     asked |= {"cache": None if settings.cache is None else settings.cache_k}
     cache = _cache(settings, writer.tokenizer, weights, sampler)
@@ -63,18 +63,22 @@ def run(settings: Generate) -> dict[str, Any]:
     return result if cache is None else {**result, "cache": _told(cache)}
 
 
-def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str]:
-    """Return who answers, and what tells its weights from others'."""
+def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str, str | None]:
+    """Return who answers, what tells its weights from others', and their type, where it is known.
+
+    "auto" is not the type: it is the one that the weights are stored in.
+    """
     if settings.server is None:
         target = load_model(settings.target, dtype=settings.dtype, device=settings.device)
-        return Local(target, settings, sampling), files_digest(settings.target)
+        dtype = str(target.dtype).removeprefix("torch.")
+        return Local(target, settings, sampling), files_digest(settings.target), dtype
     server = Server(settings.server, settings.timeout, settings.retries)
     model = find_model(server, settings.model, settings.target)
     tokenizer, ends = load_writer(settings.target)
     check_tokenizer(server, model, tokenizer)
     console().print(f"{settings.server} serves {model.name}")
     served = Served(server, model, tokenizer, ends, settings, sampling)
-    return served, f"served:{model.name}"
+    return served, f"served:{model.name}", None
 
 
 def _sampler(settings: Generate) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from distillspec.commands.pairs import examples
 from distillspec.errors import UserError
@@ -33,8 +34,9 @@ def check_drafts(drafts: Sequence[str]) -> None:
 def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool) -> LoggedOutputs:
     """Make ids of a log's prompts and answers.
 
-    Answers logged as text are tokenized anew and end with the end-of-sequence token unless they
-    were cut, which may differ from what was sampled; ids do not.
+    Prompts are those of `prompt_ids` where a row has them. Answers logged as text are tokenized
+    anew and end with the end-of-sequence token unless they were cut, which may differ from what
+    was sampled; ids do not.
 
     Args:
         tokenizer: The draft's.
@@ -52,7 +54,10 @@ def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool
             raise UserError(f"{row.id}: a log needs the answer: give target_ids, or target")
         completions.append(example.completion)
     return LoggedOutputs(
-        prompts=tuple(example.prompt for example in asked),
+        prompts=tuple(
+            given_prompt(tokenizer, row, example.prompt)
+            for row, example in zip(rows, asked, strict=True)
+        ),
         completions=tuple(completions),
         logprobs=_logprobs(rows) if rule.needs_p else None,
         limits=tuple(
@@ -61,7 +66,23 @@ def read_log(tokenizer: Tokenizer, rows: Sequence[Row], rule: Rule, *, raw: bool
     )
 
 
-def _logprobs(rows: Sequence[Row]) -> tuple[torch.Tensor, ...]:
+def given_prompt(tokenizer: Tokenizer, row: Row, rendered: Tensor) -> Tensor:
+    """Return the ids that a server was given: its log's own, or else the prompt as rendered here.
+
+    Raises:
+        UserError: the log's are of another tokenizer.
+    """
+    if row.prompt_ids is None:
+        return rendered
+    if max(row.prompt_ids) >= tokenizer.vocabulary.size:
+        raise UserError(
+            f"{row.id}: prompt_ids has {max(row.prompt_ids)}, and {tokenizer.name} knows ids "
+            f"below {tokenizer.vocabulary.size}: it is another model's log"
+        )
+    return torch.tensor(row.prompt_ids)
+
+
+def _logprobs(rows: Sequence[Row]) -> tuple[Tensor, ...]:
     found = []
     for row in rows:
         if row.target_ids is None or row.target_logprobs is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from distillspec.commands.costs import cost_of
 from distillspec.commands.logs import check_drafts, read_log
-from distillspec.commands.measure_settings import Measure
+from distillspec.commands.measure_settings import Measure, timed
 from distillspec.commands.pairs import (
     answer_all,
     ascending,
@@ -45,8 +45,9 @@ def run(settings: Measure) -> dict[str, Any]:
     at_least(1, settings, "limit", "max_new_tokens", "repetitions", "batch_size")
     at_least(0, settings, "clock_prompts")
     gammas = ascending("--gamma", settings.gamma)
-    if settings.cost is not None and settings.clock_gamma is not None:
-        raise UserError("--clock-gamma and --cost: with --cost nothing is timed; leave one out")
+    for name in timed(settings) if settings.cost is not None else ():
+        flag = f"--{name.replace('_', '-')}"
+        raise UserError(f"{flag} and --cost: with --cost nothing is timed; leave one out")
     cost = None if settings.cost is None else cost_of(settings.cost, widest=gammas[-1] + 1)
     if not settings.draft:
         return _needed(settings, cost, gammas)

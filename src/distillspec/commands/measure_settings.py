@@ -78,3 +78,17 @@ class Measure:
     """Seed of the sampling."""
     out: Path | None = None
     """Run directory to store the result in, for `report`."""
+
+
+_UNTIMED = {"clock_gamma": (), "clock_prompts": (0,), "repetitions": (), "batch_sizes": ((1,),)}
+"""What means nothing without a clock, but for values that say just that."""
+
+
+def timed(settings: Measure) -> list[str]:
+    """Return those of the settings that need a clock and are not what they are by default."""
+    default = Measure()
+    return [
+        name
+        for name, harmless in _UNTIMED.items()
+        if getattr(settings, name) not in (getattr(default, name), *harmless)
+    ]

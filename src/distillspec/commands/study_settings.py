@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from distillspec.commands.settings import DType, LosslessRule
+from distillspec.commands.task_settings import OnTask
 
 _POSITIONAL = {"positional": True}
 
@@ -44,19 +45,15 @@ class NewModel:
     """Seed of the weights."""
 
 
-@dataclass(frozen=True)
-class Garden:
+@dataclass(frozen=True, kw_only=True)
+class Garden(OnTask):
     """Compare models and pairs of a family on a task: quality, latency, the front, and a pick."""
 
-    task: str
-    """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
     ways: tuple[str, ...]
     """Ways to answer, each NAME=MODEL or NAME=MODEL+DRAFT (a MODEL alone is its name); the first
     is what speed-ups are over."""
     out: Path
     """Run directory: the result, and every output with its counts and quality."""
-    data: Path | None = None
-    """File of the task's rows in JSON lines; leave out for where the task itself finds them."""
     max_latency: float | None = None
     """Pick the best way within this many seconds a prompt."""
     min_quality: float | None = None
@@ -71,16 +68,12 @@ class Garden:
     """Keep the most likely tokens that make up this mass."""
     limit: int = 32
     """Use at most this many random rows; every way answers each of them on the clock."""
-    max_new_tokens: int | None = None
-    """Length limit of an output, in tokens; leave out for the task's own."""
     repetitions: int = 1
     """Timed runs of every way per row, of which the median counts."""
     dtype: DType = "auto"
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
-    seed: int = 0
-    """Seed of the sampling and of the random rows."""
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,36 @@ from distillspec.commands.settings import AnyRule, DType, LosslessRule
 LenientRule = Literal["linear", "squared", "exponential", "threshold", "typical"]
 
 
-@dataclass(frozen=True)
-class Evaluate:
+@dataclass(frozen=True, kw_only=True)
+class OnTask:
+    """What verbs on a task have in common."""
+
+    task: str
+    """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
+    data: Path | None = None
+    """File of the task's rows in JSON lines; leave out for where the task itself finds them."""
+    limit: int | None = None
+    """Use at most this many random rows; leave out for all."""
+    max_new_tokens: int | None = None
+    """Length limit of an output, in tokens; leave out for the task's own."""
+    seed: int = 0
+    """Seed of the sampling and of the random rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(OnTask):
     """Evaluate a draft on a task: quality, acceptance, latency at batch 1, throughput beyond.
 
     Greedy lossless outputs are checked to be the target's own, token for token; where one is not,
     and rounding does not explain it, the exit code is 3.
     """
 
-    task: str
-    """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
     target: str
     """Folder, hub name or GGUF file of the target."""
     draft: str
     """Folder, hub name or GGUF file of the draft."""
     out: Path
     """Run directory: the result, and every output with its counts and quality."""
-    data: Path | None = None
-    """File of the task's rows in JSON lines; leave out for where the task itself finds them."""
     rule: AnyRule = "ratio"
     """How drafted tokens are judged; ratio, argmax (a greedy draft) and exact-match leave the
     output's law as it is, the others change it (paper, section 5.3)."""
@@ -44,14 +56,10 @@ class Evaluate:
     """Keep the most likely tokens that make up this mass."""
     draft_temperature: float | None = None
     """The draft's temperature; leave out for the target's."""
-    limit: int | None = None
-    """Evaluate on this many random rows; leave out for all."""
     shots: int = 0
     """Examples before every prompt, drawn from training rows."""
     shots_data: Path | None = None
     """File of training rows in JSON lines; leave out for where the task itself finds them."""
-    max_new_tokens: int | None = None
-    """Length limit of an output, in tokens; leave out for the task's own."""
     clock_prompts: int = 16
     """Run this many random prompts on the clock at batch 1 (the paper: 500); 0 for none."""
     repetitions: int = 3
@@ -62,24 +70,18 @@ class Evaluate:
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
-    seed: int = 0
-    """Seed of the sampling and of the random rows."""
 
 
-@dataclass(frozen=True)
-class Tradeoff:
+@dataclass(frozen=True, kw_only=True)
+class Tradeoff(OnTask):
     """Trade quality for speed: lenient rules with every ε and draft, and the fastest to pick."""
 
-    task: str
-    """Task name, or the .toml file of a task of one's own; bbh:DOMAIN for one domain."""
     target: str
     """Folder, hub name or GGUF file of the target."""
     draft: tuple[str, ...]
     """Folders, hub names or GGUF files of the drafts, such as the raw and the distilled one."""
     out: Path
     """Run directory: the result, and every output with its counts and quality."""
-    data: Path | None = None
-    """File of the task's rows in JSON lines; leave out for where the task itself finds them."""
     leniences: tuple[LenientRule, ...] = ("linear", "squared", "exponential")
     """What takes the place of p in the acceptance test: p/ε, p/ε², p^ε (the paper's)."""
     epsilons: tuple[float, ...] = (0.1, 0.3, 0.5, 0.8)
@@ -97,16 +99,12 @@ class Tradeoff:
     cent."""
     limit: int = 32
     """Use at most this many random rows; every setting decodes each of them on the clock."""
-    max_new_tokens: int | None = None
-    """Length limit of an output, in tokens; leave out for the task's own."""
     repetitions: int = 1
     """Timed runs of every setting per row, of which the median counts."""
     dtype: DType = "auto"
     """Type of the weights; auto is the one they are stored in."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1."""
-    seed: int = 0
-    """Seed of the sampling and of the random rows."""
 
 
 @dataclass(frozen=True)

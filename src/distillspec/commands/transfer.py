@@ -16,7 +16,7 @@ from distillspec.commands.pairs import ascending, at_least, device_of, load_toge
 from distillspec.commands.progress import bar
 from distillspec.commands.rules import rule_of
 from distillspec.commands.tables import difference, interval
-from distillspec.commands.task_settings import Transfer
+from distillspec.commands.task_settings import OnTask, Transfer
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.math.sampling import Sampling
@@ -93,11 +93,13 @@ def _benchmarks(settings: Transfer) -> dict[str, Benchmark]:
         if name in found:
             raise UserError(f"--tasks {item}: the task {name} is given twice")
         found[name] = benchmark(
-            name,
-            Path(file) if file else None,
-            limit=settings.limit,
-            max_new_tokens=settings.max_new_tokens,
-            seed=settings.seed,
+            OnTask(
+                task=name,
+                data=Path(file) if file else None,
+                limit=settings.limit,
+                max_new_tokens=settings.max_new_tokens,
+                seed=settings.seed,
+            )
         )
     return found
 

@@ -22,6 +22,24 @@ def calls(scores: Scores, gamma: int) -> tuple[NDArray[np.float64], NDArray[np.f
     return np.array([one.mean for one in found]), np.array([one.variance for one in found])
 
 
+def agree(counted: NDArray[np.float64], mean: NDArray[np.float64]) -> bool:
+    """Say whether counted calls are those expected, to rounding, as they are where none vary."""
+    return bool(np.abs(counted - mean).max() < 1e-6)
+
+
+def deviation(
+    counted: NDArray[np.float64], mean: NDArray[np.float64], variance: NDArray[np.float64]
+) -> float | None:
+    """Return z = Σ (counted − expected) / √Σ variance of target calls on the outputs they put out.
+
+    Without variance there is no law to hold a difference against: 0 where they agree, else None.
+    """
+    spread = float(variance.sum())
+    if spread > 1e-9:  # below it, rounding
+        return float((counted - mean).sum() / np.sqrt(spread))
+    return 0.0 if agree(counted, mean) else None
+
+
 def blocks(scores: Scores, gamma: int) -> NDArray[np.float64]:
     """Return [prompts, γ+1] expected blocks by how many tokens they draft; their sum is the calls.
 
@@ -83,20 +101,27 @@ def by_context(scores: Scores, prompt_lengths: Sequence[int]) -> list[ContextRow
     return rows
 
 
-def by_domain(scores: Scores, gamma: int, domains: Sequence[str | None]) -> list[DomainRow]:
-    """Say α and τ of every kind of prompt; nothing where there are not two kinds."""
+def kinds(domains: Sequence[str | None]) -> list[tuple[str, list[int]]]:
+    """Return every kind of prompt with its prompts' indices; none where there are not two kinds."""
     named = sorted({domain for domain in domains if domain is not None})
     if len(named) < 2:
         return []
+    return [(name, [i for i, one in enumerate(domains) if one == name]) for name in named]
+
+
+def by_domain(scores: Scores, gamma: int, domains: Sequence[str | None]) -> list[DomainRow]:
+    """Say α and τ of every kind of prompt; nothing where there are not two kinds."""
+    found = kinds(domains)
+    if not found:
+        return []
     expected, _ = calls(scores, gamma)
     rows = []
-    for domain in named:
-        inside = np.array([one == domain for one in domains])
+    for domain, inside in found:
         lengths = scores.lengths[inside]
         rows.append(
             DomainRow(
                 domain=domain,
-                prompts=int(inside.sum()),
+                prompts=len(inside),
                 tokens=int(lengths.sum()),
                 alpha=ratio(scores.alpha_sums[inside], lengths),
                 tau=ratio(lengths, expected[inside]),

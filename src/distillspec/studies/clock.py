@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from distillspec.decoding import Block, Output, collect, speculate
 from distillspec.errors import UserError
@@ -171,22 +171,22 @@ class Timer:
         plain = Lane(None, 0, self.rule)
         running: list[tuple[str | None, Lane]] = [(None, plain), *lanes.items()]
         for _, lane in running:
-            self.run(prompts[:1], lane, self.seed)
+            self.run(prompts[:1], lane, seeded(self.seed, 1))
         for i, prompt in enumerate(prompts):
             runs: dict[str | None, list[Run]] = {name: [] for name, _ in running}
             for repetition in range(self.repetitions):
                 shift = (i + repetition) % len(running)
                 for name, lane in running[shift:] + running[:shift]:
-                    runs[name].append(self.run([prompt], lane, self.seed + i))
+                    runs[name].append(self.run([prompt], lane, seeded(self.seed + i, 1)))
             middle = {name: median_run(of_lane) for name, of_lane in runs.items()}
             alone = middle.pop(None)
             report(i + 1, len(prompts))
             yield Race(alone, {name: run for name, run in middle.items() if name is not None})
 
-    def run(self, prompts: Sequence[Tensor], lane: Lane, seed: int) -> Run:
-        """Decode prompts at once, on the clock."""
+    def run(self, prompts: Sequence[Tensor], lane: Lane, generators: Sequence[Generator]) -> Run:
+        """Decode prompts at once, on the clock, each by its generator."""
         ticks = [time.perf_counter()]
-        stream = self._stream(prompts, lane, seed, self.max_new_tokens, None)
+        stream = self._stream(prompts, lane, generators, self.max_new_tokens, None)
         ticks.append(time.perf_counter())
         found: list[Block] = []
         for block in stream:
@@ -255,13 +255,14 @@ class Timer:
         tokens = count * width  # so that even the last block has γ tokens to draft
         for model in models:
             prompts = [_cut(prompt, model, tokens) for prompt in prompts]
-        return itertools.islice(self._stream(prompts, lane, self.seed, tokens, ()), count)
+        generators = seeded(self.seed, len(prompts))
+        return itertools.islice(self._stream(prompts, lane, generators, tokens, ()), count)
 
     def _stream(
         self,
         prompts: Sequence[Tensor],
         lane: Lane,
-        seed: int,
+        generators: Sequence[Generator],
         max_new_tokens: int,
         stop: Sequence[int] | None,
     ) -> Iterator[Block]:
@@ -276,7 +277,7 @@ class Timer:
             proposal=lane.rule.proposal,
             lenience=lane.rule.lenience,
             stop=stop,
-            generators=seeded(seed, len(prompts)),
+            generators=generators,
         )
 
     def _finish_target(self, hidden: Tensor) -> None:

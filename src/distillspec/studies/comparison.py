@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from distillspec.studies.breakdown import calls
+from distillspec.studies.breakdown import calls, kinds
 from distillspec.studies.clock import Run
 from distillspec.studies.estimates import Estimate, estimate, ratio_difference
 from distillspec.studies.measure import Measured
@@ -67,7 +67,7 @@ class PromptName(TypedDict):
 def compare(first: Scores, second: Scores, gamma: int) -> Comparison:
     """Estimate the paired differences in α and in τ at γ of two drafts."""
     expected = (calls(first, gamma)[0], calls(second, gamma)[0])
-    return _difference((first, second), expected, gamma, np.ones(len(first.lengths), dtype=bool))
+    return _difference((first, second), expected, gamma, range(len(first.lengths)))
 
 
 def against(
@@ -91,15 +91,13 @@ def against(
     tau = [one.lengths / of_one for one, of_one in zip(scores, expected, strict=True)]
     change = tau[0] - tau[1]
     worse = [i for i in np.argsort(change) if change[i] < -_ROUNDING]
-    domains = sorted({one["domain"] for one in prompts if one["domain"] is not None})
     by_domain = []
-    for domain in domains if len(domains) > 1 else []:
-        inside = np.array([one["domain"] == domain for one in prompts])
+    for domain, inside in kinds([one["domain"] for one in prompts]):
         found = _difference(scores, expected, gamma, inside)
         by_domain.append(
             DomainDifference(
                 domain=domain,
-                prompts=int(inside.sum()),
+                prompts=len(inside),
                 alpha_difference=found["alpha_difference"],
                 tau_difference=found["tau_difference"],
             )
@@ -107,7 +105,7 @@ def against(
     return Against(
         draft=drafts[0],
         against=drafts[1],
-        **_difference(scores, expected, gamma, np.ones(len(prompts), dtype=bool)),
+        **_difference(scores, expected, gamma, range(len(prompts))),
         speedup_difference=None if runs is None else _speedup_difference(*runs),
         by_domain=by_domain,
         improved=int((change > _ROUNDING).sum()),
@@ -150,12 +148,13 @@ def _difference(
     scores: tuple[Scores, Scores],
     expected: tuple[NDArray[np.float64], NDArray[np.float64]],
     gamma: int,
-    inside: NDArray[np.bool_],
+    inside: Sequence[int],
 ) -> Comparison:
     """Estimate the differences over some prompts, given the expected calls of all."""
-    lengths = scores[0].lengths[inside]
-    alphas = (scores[0].alpha_sums[inside], scores[1].alpha_sums[inside])
-    taus = (expected[0][inside], expected[1][inside])
+    rows = list(inside)
+    lengths = scores[0].lengths[rows]
+    alphas = (scores[0].alpha_sums[rows], scores[1].alpha_sums[rows])
+    taus = (expected[0][rows], expected[1][rows])
     return Comparison(
         alpha_difference=ratio_difference(alphas, (lengths, lengths)),
         tau_difference=ratio_difference((lengths, lengths), taus),

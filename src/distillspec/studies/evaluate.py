@@ -19,7 +19,7 @@ from distillspec.decoding import Output
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.clock import Lane, Race, Run, Timer
-from distillspec.studies.outputs import Report, Scores, TargetOutputs, batches, score
+from distillspec.studies.outputs import Report, Scores, TargetOutputs, batches, score, seeded
 from distillspec.studies.sameness import Difference, first_difference
 
 WARM_UP = 8
@@ -208,14 +208,16 @@ def _whole_set(
     grouped = list(batches([len(prompt) for prompt in prompts], batch_size))
     warm = dataclasses.replace(timer, max_new_tokens=min(WARM_UP, timer.max_new_tokens))
     for way in ways:
-        warm.run([prompts[i] for i in grouped[0]], way, timer.seed)
+        warm.run([prompts[i] for i in grouped[0]], way, seeded(timer.seed, len(grouped[0])))
+    # A prompt's own, whatever batch it is in, and the same both ways
+    generators = [seeded(timer.seed, len(prompts)) for _ in ways]
     found: dict[int, Pair] = {}
     seconds = [0.0, 0.0]
     for number, rows in enumerate(grouped):
         asked = [prompts[i] for i in rows]
         runs: dict[int, Run] = {}
         for which in (0, 1) if number % 2 == 0 else (1, 0):
-            runs[which] = timer.run(asked, ways[which], timer.seed + number)
+            runs[which] = timer.run(asked, ways[which], [generators[which][i] for i in rows])
             seconds[which] += runs[which].prefill + runs[which].seconds
         named = [ids[i] for i in rows]
         pairs = _pairs(timer, lane, asked, named, (runs[0].outputs, runs[1].outputs))

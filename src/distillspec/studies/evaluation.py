@@ -8,7 +8,7 @@ from typing import TypedDict
 from distillspec.decoding import Output
 from distillspec.studies import quality
 from distillspec.studies.answer import ONE_PROMPT, shown
-from distillspec.studies.breakdown import calls
+from distillspec.studies.breakdown import calls, kinds
 from distillspec.studies.counts import block_efficiency
 from distillspec.studies.estimates import Estimate, ratio
 from distillspec.studies.evaluate import Evaluated, Plan
@@ -140,19 +140,15 @@ def _by_domain(
     found: Evaluated, judged: tuple[Scored, Scored] | None, domains: Sequence[str | None]
 ) -> list[DomainRow]:
     """Say quality and τ of every kind of prompt; nothing where there are not two kinds."""
-    named = sorted({domain for domain in domains if domain is not None})
-    rows = []
-    for domain in named if len(named) > 1 else []:
-        inside = [i for i, one in enumerate(domains) if one == domain]
-        rows.append(
-            DomainRow(
-                domain=domain,
-                prompts=len(inside),
-                quality={} if judged is None else quality.figures(quality.part(judged[1], inside)),
-                tau=block_efficiency([found.pairs[i].drafted for i in inside]),
-            )
+    return [
+        DomainRow(
+            domain=domain,
+            prompts=len(inside),
+            quality={} if judged is None else quality.figures(quality.part(judged[1], inside)),
+            tau=block_efficiency([found.pairs[i].drafted for i in inside]),
         )
-    return rows
+        for domain, inside in kinds(domains)
+    ]
 
 
 def _unmet(differences: Sequence[Difference | None]) -> list[str]:

@@ -68,23 +68,22 @@ def forecast(
     """
     alpha = ratio(scores.alpha_sums, scores.lengths)
     expected = {gamma: blocks(scores, gamma) for gamma in gammas}
-    cost = costs[1]
-    rows = [
-        GammaRow(
-            gamma=gamma,
-            tau_forecast=ratio(scores.lengths, expected[gamma].sum(axis=1)),
-            tau_iid=block_efficiency_iid(alpha["value"], gamma),
-            speedup_forecast=gain(scores, expected[gamma], cost),
-            **((ran or {}).get(gamma) or Ran()),
-        )
-        for gamma in gammas
-    ]
-    best = best_gamma({row["gamma"]: row["speedup_forecast"]["value"] for row in rows})
-    break_even = break_even_alpha(cost, gammas)
     batches = [
         _batch(size, costs[size], _at_batch(size, scores, expected, costs[size]))
         for size in sorted(costs)
     ]
+    one = batches[0]  # at batch size 1
+    rows = [
+        GammaRow(
+            gamma=row["gamma"],
+            tau_forecast=ratio(scores.lengths, expected[row["gamma"]].sum(axis=1)),
+            tau_iid=block_efficiency_iid(alpha["value"], row["gamma"]),
+            speedup_forecast=row["speedup_forecast"],
+            **((ran or {}).get(row["gamma"]) or Ran()),
+        )
+        for row in one["gammas"]
+    ]
+    best = one["best_gamma"]
     return Measurement(
         alpha=alpha,
         alpha_estimator=scores.estimator,
@@ -95,11 +94,11 @@ def forecast(
         prompts=len(scores.lengths),
         tokens=int(scores.lengths.sum()),
         gammas=rows,
-        cost=_cost_row(cost),
-        alpha_needed=needed(cost, gammas),
+        cost=one["cost"],
+        alpha_needed=needed(costs[1], gammas),
         best_gamma=best,
-        break_even_alpha=break_even,
-        headroom=headroom(cost, gammas),
+        break_even_alpha=one["break_even_alpha"],
+        headroom=one["headroom"],
         by_position=by_position(scores, best),
         by_context=by_context(scores, prompts.lengths),
         by_domain=by_domain(scores, best, prompts.domains),
@@ -108,7 +107,7 @@ def forecast(
             rows,
             best,
             alpha["value"],
-            break_even,
+            one["break_even_alpha"],
             prompts=clocked if ran else len(scores.lengths),
             # A single prompt spans no interval, and without one nothing is said of batches.
             batches=[row for row in batches if row["batch_size"] > 1 and len(scores.lengths) > 1],

@@ -19,7 +19,7 @@ from distillspec.decoding import Output
 from distillspec.studies.clock import Lane, Run, Timer, median_run
 from distillspec.studies.counts import block_efficiency
 from distillspec.studies.estimates import Estimate, estimate, ratio
-from distillspec.studies.outputs import Report
+from distillspec.studies.outputs import Report, seeded
 from distillspec.studies.quality import figures
 from distillspec.tasks.metrics import Scored, difference
 
@@ -86,13 +86,14 @@ def race(ways: Mapping[str, Way], repetitions: int, report: Report) -> Iterator[
     running = list(ways.items())
     count = len(running[0][1].prompts)
     for _, way in running:
-        way.timer.run(way.prompts[:1], way.lane, way.timer.seed)
+        way.timer.run(way.prompts[:1], way.lane, seeded(way.timer.seed, 1))
     for i in range(count):
         runs: dict[str, list[Run]] = {name: [] for name in ways}
         for repetition in range(repetitions):
             shift = (i + repetition) % len(running)
             for name, way in running[shift:] + running[:shift]:
-                run = way.timer.run([way.prompts[i]], way.lane, way.timer.seed + i)
+                generators = seeded(way.timer.seed + i, 1)
+                run = way.timer.run([way.prompts[i]], way.lane, generators)
                 runs[name].append(run.bare())
         report(i + 1, count)
         yield {name: median_run(of_way) for name, of_way in runs.items()}

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distillspec.math.forecast import Cost, best_gamma
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.answer import Measurement, PrefillRow, Ran
-from distillspec.studies.breakdown import blocks, calls
+from distillspec.studies.breakdown import agree, blocks, calls, deviation
 from distillspec.studies.clock import Lane, Race, Run, Timer, Timings
 from distillspec.studies.cost import fit_cost
 from distillspec.studies.estimates import Estimate, estimate, ratio
@@ -195,16 +194,9 @@ def _ran(
         speedup_measured=rate_ratio(pairs, lambda run: run.seconds),
         speedup_spread=_spread(pairs),
         speedup_end_to_end=rate_ratio(pairs, lambda run: run.prefill + run.seconds),
-        forecast_z=_z(counted - mean, variance),
-        forecast_exact=bool(np.abs(counted - mean).max() < 1e-6),
+        forecast_z=deviation(counted, mean, variance),
+        forecast_exact=agree(counted, mean),
     )
-
-
-def _z(difference: NDArray[np.float64], variance: NDArray[np.float64]) -> float | None:
-    """Return Σ difference / √Σ variance; 0 or None (no law to hold it against) without variance."""
-    if variance.sum() > 0:
-        return float(difference.sum() / np.sqrt(variance.sum()))
-    return 0.0 if not difference.any() else None
 
 
 def rate_ratio(pairs: Sequence[tuple[Run, Run]], seconds: Callable[[Run], float]) -> Estimate:

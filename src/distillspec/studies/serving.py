@@ -14,7 +14,7 @@ from torch import Tensor
 from distillspec.errors import UserError
 from distillspec.math.rules import Rule
 from distillspec.models.protocol import LanguageModel
-from distillspec.studies.breakdown import calls
+from distillspec.studies.breakdown import calls, deviation
 from distillspec.studies.estimates import Estimate, estimate, ratio
 from distillspec.studies.outputs import Scores, TargetOutputs, score, teacher_forced
 
@@ -173,7 +173,7 @@ class _Counts:
 def _fit(name: str, expected: Scores, counts: _Counts, gamma: int) -> RuleFit:
     """Hold counted calls against those that a rule lets expect of the same outputs."""
     mean, variance = calls(_without(expected, counts.alone), gamma)
-    z = _z(float((counts.calls - mean).sum()), float(variance.sum()))
+    z = deviation(counts.calls, mean, variance)
     return RuleFit(
         rule=name,
         tau_expected=ratio(counts.lengths, mean),
@@ -229,10 +229,6 @@ def _without(scores: Scores, alone: Sequence[int]) -> Scores:
     """Leave out the first tokens, which nothing was drafted for."""
     parts = [ratios[n:] for ratios, n in zip(scores.ratios, alone, strict=True)]
     return Scores(None, tuple(parts), None)
-
-
-def _z(difference: float, variance: float) -> float | None:
-    return difference / variance**0.5 if variance > 1e-9 else None
 
 
 def _nearly(counted: np.ndarray, mean: np.ndarray) -> bool:

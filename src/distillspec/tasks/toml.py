@@ -20,7 +20,6 @@ else:
 
 METRICS = ("rouge", "bleu", "gsm8k", "bbh", "none")
 """The metrics a task may name; `metrics.metric_of` makes them."""
-_NO_KEYS = {"name", "chosen"}  # of Task
 
 
 def task_of(text: str, name: str, where: str | Path) -> Task:
@@ -66,11 +65,8 @@ def _check(task: Task, where: str | Path) -> None:
 def _table(kind: type, values: Mapping[str, Any], where: str, **known: str) -> Any:
     """Make a dataclass of a table."""
     hints = get_type_hints(kind)
-    keys = [
-        field
-        for field in dataclasses.fields(kind)
-        if field.name not in _NO_KEYS & set(known) and field.name != "chosen"
-    ]
+    # What is chosen of a task is no key of its file
+    keys = [field for field in dataclasses.fields(kind) if field.name not in {*known, "chosen"}]
     names = [field.name for field in keys]
     for key in values:
         if key not in names:

@@ -317,8 +317,8 @@ def _writing(folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         last = newest(folder)
-        left = "no checkpoint is there" if last is None else f"{last} is whole and stays"
-        raise UserError(f"cannot write in {folder}: {reason or error}; {left}") from error
+        left = "" if last is None else f"; {last} is whole and stays"
+        raise UserError(f"cannot write in {folder}: {reason or error}{left}") from error
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
