@@ -25,6 +25,8 @@ from transformers import (
     RecurrentGemmaForCausalLM,
     RwkvConfig,
     RwkvForCausalLM,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
 )
 
 from distillspec.decoding import complete
@@ -46,6 +48,22 @@ SIZES = {
     "pad_token_id": 0,
     "bos_token_id": 3,
 }
+
+
+def t5gemma(cap, start=3):
+    """An encoder-decoder whose soft-capping stands in the config of its decoder."""
+    half = {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": cap}
+    config = T5GemmaConfig(
+        encoder=half,
+        decoder=half,
+        vocab_size=SIZE,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=start,
+    )
+    return seeded(lambda: T5GemmaForConditionalGeneration(config), 0)
+
+
 TAKEN = {
     "gemma2": lambda: Gemma2ForCausalLM(
         Gemma2Config(**SIZES, head_dim=8, sliding_window=4, final_logit_softcapping=3.0)
@@ -81,6 +99,36 @@ def test_what_a_family_does_to_its_logits_is_done_here_too(family):
     assert torch.allclose(ours, expected, atol=1e-5)
     changed = (ours - made.lm_head(model.hidden(BATCH))[:3]).abs().max()
     assert changed > 0.1
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])
+def test_soft_capping_in_the_config_of_a_part_is_found(dtype, near):
+    """It was read from the whole model's config alone, and 16 bits let the wrong logits pass."""
+    made = t5gemma(3.0).to(dtype)
+    model = wrap(made, word_tokenizer())
+    source, text = BATCH.prompts[0][None], torch.tensor([[3, 20, 21]])
+    with torch.no_grad():
+        expected = made(input_ids=source, decoder_input_ids=text).logits[0]
+        states = model.hidden(BATCH.part([0]))
+        ours = model.head(states)
+        bare = made.get_output_embeddings()(states)
+    assert (ours - expected).norm() <= near * expected.norm()
+    assert (ours - bare).norm() > 0.3 * bare.norm()
+
+
+def test_a_head_that_is_off_by_a_tenth_is_refused_in_16_bits():
+    """That much is let through after a rollback, for models of experts, but not on equal states."""
+
+    class Strange(type(module("llama"))):
+        def forward(self, **arguments):
+            output = super().forward(**arguments)
+            output.logits = output.logits * 0.9
+            return output
+
+    made = module("llama").bfloat16()
+    made.__class__ = Strange
+    with pytest.raises(UserError, match=r"Strange.*unknown way \(off by 0.1"):
+        wrap(made, word_tokenizer())
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -8,7 +8,7 @@ structure, and both by a trial on four tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
 from distillspec.models.modes import evaluation_mode
 from distillspec.models.saving import Trimmed, output_layer, trim_head
-from distillspec.models.seq2seq import Seq2SeqBody
+from distillspec.models.seq2seq import Seq2SeqBody, Stacks
 from distillspec.models.text import Tokenizer
 
 HuggingFaceModel: TypeAlias = PreTrainedModel
@@ -38,6 +38,8 @@ TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01}
 """How far the trial's logits may be off, relative in the 2-norm; wrong ones are off by about 1."""
 HALF_TOLERANCE = 0.25
 """The same in 16 bits, where one rounding may send a token to another expert."""
+HEAD_TOLERANCE = 0.02
+"""How far the head alone may be off on the model's own states, in any type: a few roundings."""
 
 
 def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformersModel:
@@ -184,7 +186,8 @@ def _context(config: PreTrainedConfig) -> int | None:
 
 
 def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) -> Head:
-    config = module.config
+    # Models of several parts keep what is done to the logits in the config of the one that writes
+    config = module.config.get_text_config(decoder=True)
     scaled = bool(getattr(config, "scale_decoder_outputs", False))
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)
@@ -218,7 +221,9 @@ def eos_ids(
 
 @torch.no_grad()
 def _try(model: TransformersModel, head: Head) -> None:
-    """Compare cached, rolled-back logits of four tokens with the model's own uncached ones.
+    """Compare logits of four tokens with the model's own uncached ones.
+
+    Those of our head on the model's own states, and those of a cache that was rolled back.
 
     Raises:
         UserError: naming the model, if they differ or the model cannot be run like this.
@@ -229,18 +234,30 @@ def _try(model: TransformersModel, head: Head) -> None:
             min(model.vocabulary.size, _rows(module)) // 4
         )
         with evaluation_mode(module):
-            ours, theirs = _logits_with_rollback(model, head, ids), _logits_plain(model, ids)
+            states, theirs = _uncached(model, ids)
+            headed, ours = head.rows(states).float(), _logits_with_rollback(model, head, ids)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
         raise UserError(
             f"{model.name} ({type(module).__name__}) cannot be decoded with a key-value cache that "
             f"is rolled back: {type(error).__name__}: {error}"
         ) from error
-    off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+    off = _distance(headed, theirs)
+    if not off <= HEAD_TOLERANCE:
+        raise UserError(
+            f"{model.name} ({type(module).__name__}) treats its logits in an unknown way (off by "
+            f"{off:.2g}): it cannot be used"
+        )
+    off = _distance(ours, theirs)
     if not off <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
         raise UserError(
-            f"{model.name} ({type(module).__name__}) gives other logits after a rollback, or "
-            f"treats its logits in an unknown way (off by {off:.2g}): it cannot be used"
+            f"{model.name} ({type(module).__name__}) gives other logits after a rollback (off by "
+            f"{off:.2g}): it cannot be used"
         )
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """Return how far logits are off, relative in the 2-norm."""
+    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
 
 
 def _rows(module: PreTrainedModel) -> int:
@@ -259,14 +276,24 @@ def _logits_with_rollback(model: TransformersModel, head: Head, ids: Tensor) -> 
     return head.rows(session.extend(ids[None, 2:], one * 2)[0, -1]).float()
 
 
-def _logits_plain(model: TransformersModel, ids: Tensor) -> Tensor:
-    """Return the transformers model's own logits of the same sequence."""
+def _uncached(model: TransformersModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the transformers model's own states and logits of the same sequence, [H] and [R].
+
+    Of one pass: another might send a token to other experts.
+    """
     module = model.module
-    if module.config.is_encoder_decoder:
-        start = model.open([ids[:2]]).pending[:, None]
-        logits: Tensor = module(
-            input_ids=ids[None, :2], decoder_input_ids=torch.cat([start, ids[None, 2:]], dim=1)
-        ).logits
-    else:
-        logits = module(input_ids=ids[None]).logits
-    return logits[0, -1].float()
+    encoder_decoder = module.config.is_encoder_decoder
+    body = cast(Stacks, module).get_decoder() if encoder_decoder else module.base_model
+    states: list[Tensor] = []
+    hook = body.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state))
+    try:
+        if encoder_decoder:
+            start = model.open([ids[:2]]).pending[:, None]
+            logits: Tensor = module(
+                input_ids=ids[None, :2], decoder_input_ids=torch.cat([start, ids[None, 2:]], dim=1)
+            ).logits
+        else:
+            logits = module(input_ids=ids[None]).logits
+    finally:
+        hook.remove()
+    return states[-1][0, -1], logits[0, -1].float()
