@@ -116,6 +116,15 @@ def test_soft_capping_in_the_config_of_a_part_is_found(dtype, near):
     assert (ours - bare).norm() > 0.3 * bare.norm()
 
 
+def test_a_start_token_that_is_the_padding_is_seen_in_teacher_forced_passes():
+    """Without a mask T5Gemma's decoder hides the padding id, though not where it has a cache."""
+    made = t5gemma(None, start=0)
+    model = wrap(made, word_tokenizer())
+    session = model.open(BATCH.prompts[:1])
+    cached = session.extend(torch.tensor([[0, 20, 21]]), torch.tensor([3]))[0]
+    assert torch.allclose(model.hidden(BATCH.part([0])), cached, atol=1e-5)
+
+
 def test_a_head_that_is_off_by_a_tenth_is_refused_in_16_bits():
     """That much is let through after a rollback, for models of experts, but not on equal states."""
 

@@ -111,7 +111,11 @@ class Seq2SeqBody:
         tokens = pad_sequence(rows, batch_first=True)
         check_context(self, tokens.shape[1])
         source = self._encode(batch.prompts)
-        states = self._decode({"input_ids": tokens, "use_cache": False}, source)
+        # Every column is text: without a mask some decoders (T5Gemma's) hide each padding id
+        seen = torch.ones_like(tokens)
+        states = self._decode(
+            {"input_ids": tokens, "attention_mask": seen, "use_cache": False}, source
+        )
         return torch.cat([states[i, :n] for i, n in enumerate(batch.lengths)])
 
     def _encode(self, prompts: Sequence[Tensor]) -> Source:
