@@ -65,6 +65,19 @@ def test_t5_keeps_its_relative_bias_when_the_first_layer_goes():
     assert (draft.module.config.num_layers, draft.module.config.num_decoder_layers) == (2, 1)
 
 
+def test_only_lists_of_layers_are_cut_with_them():
+    """A config's two end tokens were taken for an entry of each of its two layers."""
+    target = tiny("llama")
+    config = target.module.config
+    config.eos_token_id, config.layer_types = [1, 9], ["full_attention", "sliding_attention"]
+    config.sliding_window = 4
+    cut = keep_layers(target, [1])
+    small = narrow(target, width=16, layers=3, heads=2, generator=generator())
+    for draft, kinds in ((cut, [1]), (small, [0, 1, 0])):
+        assert draft.module.config.eos_token_id == [1, 9]
+        assert draft.module.config.layer_types == [config.layer_types[i] for i in kinds]
+
+
 def test_impossible_layers_are_refused():
     target = tiny("llama")
     for layers in ([], [2], [-1], [1, 0], [0, 0]):

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -220,15 +220,28 @@ def _cut_config(
     cut = copy.deepcopy(config)
     names = {"decoder": ("num_decoder_layers", "decoder_layers"), "encoder": ("encoder_layers",)}
     depth = stacks["decoder"].depth
-    for key, value in vars(config).items():
-        if isinstance(value, list) and len(value) == depth and key != "architectures":
-            setattr(cut, key, [value[i] for i in picked["decoder"]])
+    for key, values in _per_layer(config, depth).items():
+        setattr(cut, key, [values[i] for i in picked["decoder"]])
     for part, layers in picked.items():
         for key in names[part]:
             if key in vars(config):
                 setattr(cut, key, len(layers))
     cut.num_hidden_layers = len(picked.get("encoder", picked["decoder"]))
     return cut
+
+
+def _per_layer(config: PreTrainedConfig, depth: int) -> dict[str, list[Any]]:
+    """Return the settings of a config that are lists with an entry for each of its layers.
+
+    Families name them as they please (`layer_types`, `no_rope_layers`, ...), so they are known by
+    their length. Lists of ids, of layers and of classes may have that length by chance.
+    """
+    return {
+        key: value
+        for key, value in vars(config).items()
+        if isinstance(value, list) and len(value) == depth
+        if not key.endswith(("_id", "_ids")) and key not in ("architectures", "mlp_only_layers")
+    }
 
 
 def _cut_state(
@@ -266,9 +279,8 @@ def _narrow_config(
         size = getattr(config, key, None)
         if size is not None:
             setattr(small, key, max(1, size * width // config.hidden_size))
-    for key, value in vars(config).items():
-        if isinstance(value, list) and len(value) == config.num_hidden_layers:
-            setattr(small, key, (value * layers)[:layers] if key != "architectures" else value)
+    for key, values in _per_layer(config, config.num_hidden_layers).items():
+        setattr(small, key, (values * layers)[:layers])
     kinds = ("num_attention", "num_key_value", "encoder_attention", "decoder_attention")
     depth = ("num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers")
     sizes = dict.fromkeys([f"{kind}_heads" for kind in kinds], heads) | dict.fromkeys(depth, layers)
