@@ -25,8 +25,6 @@ from transformers import (
     RecurrentGemmaForCausalLM,
     RwkvConfig,
     RwkvForCausalLM,
-    T5GemmaConfig,
-    T5GemmaForConditionalGeneration,
 )
 
 from distillspec.decoding import complete
@@ -34,6 +32,7 @@ from distillspec.errors import UserError
 from distillspec.math.sampling import GREEDY
 from distillspec.models import wrap
 from distillspec.models.protocol import Batch
+from families import family_module, made_t5gemma
 from support import FAMILIES, SIZE, SPREAD, module, perturbed, seeded, tiny, word_tokenizer
 
 SIZES = {
@@ -52,16 +51,7 @@ SIZES = {
 
 def t5gemma(cap, start=3):
     """An encoder-decoder whose soft-capping stands in the config of its decoder."""
-    half = {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": cap}
-    config = T5GemmaConfig(
-        encoder=half,
-        decoder=half,
-        vocab_size=SIZE,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=start,
-    )
-    return seeded(lambda: T5GemmaForConditionalGeneration(config), 0)
+    return seeded(lambda: made_t5gemma(final_logit_softcapping=cap, start=start), 0)
 
 
 TAKEN = {
@@ -99,6 +89,18 @@ def test_what_a_family_does_to_its_logits_is_done_here_too(family):
     assert torch.allclose(ours, expected, atol=1e-5)
     changed = (ours - made.lm_head(model.hidden(BATCH))[:3]).abs().max()
     assert changed > 0.1
+
+
+def test_a_model_of_several_parts_is_known_by_its_text_config():
+    """Its own has no size and no end token; a prompt of one token, which fills no cache, failed."""
+    made = family_module("gemma3-vision")
+    made.generation_config.eos_token_id = None
+    model = wrap(made, word_tokenizer())
+    assert (model.eos_ids, model.context) == ((1,), 128)
+    states = model.open([torch.tensor([13])]).extend(torch.tensor([[13]]), torch.tensor([1]))
+    assert torch.allclose(states[0], model.hidden(BATCH.part([1])), atol=1e-5)
+    with pytest.raises(UserError, match="window"):
+        model.static(lambda forward: forward)
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)])

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from distillspec.models.cache import RaggedCache, cache_argument
 from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.saving import output_layer
 from distillspec.models.session import CachedSession, Source, check_batch, check_context
 
 
@@ -46,7 +47,7 @@ class Seq2SeqBody:
             start_id: The decoder's first token, which predicts the first completion token.
 
         Raises:
-            UserError: if the decoder takes no cache.
+            UserError: if the decoder takes no cache, or the model has no plain output layer.
         """
         self.module = module
         self.name = name
@@ -56,6 +57,7 @@ class Seq2SeqBody:
         self._stacks = cast(Stacks, module)
         decoder = self._stacks.get_decoder()
         self._cache_argument = cache_argument(decoder, name)
+        self._width = output_layer(module, name).in_features
         accepted = inspect.signature(decoder.forward).parameters
         self._numbers_rows = "position_ids" in accepted
         self._relative = getattr(module.config, "relative_attention_num_buckets", None) is not None
@@ -68,7 +70,7 @@ class Seq2SeqBody:
     @property
     def hidden_shape(self) -> tuple[int, torch.dtype]:
         """H and the type of the hidden states."""
-        return self.module.config.hidden_size, self.module.dtype
+        return self._width, self.module.dtype
 
     def prefix(self, prompt: Tensor) -> Tensor:
         """Return the [1] ids that the first emitted token follows: the decoder start token."""

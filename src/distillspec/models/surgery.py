@@ -187,11 +187,10 @@ class _Stack:
 
 def _stacks(module: PreTrainedModel, name: str) -> dict[str, _Stack]:
     """Find the lists of layers, by part: `decoder`, and `encoder` where there is one."""
-    if not module.config.is_encoder_decoder:
-        roots: dict[str, nn.Module] = {"decoder": module.base_model}
-    else:
-        halves = cast(Stacks, module)
-        roots = {"decoder": halves.get_decoder(), "encoder": halves.get_encoder()}
+    halves = cast(Stacks, module)
+    roots = {"decoder": halves.get_decoder()}  # of a model of several parts the one for text
+    if module.config.is_encoder_decoder:
+        roots["encoder"] = halves.get_encoder()
     found = {}
     for part, root in roots.items():
         lists = [one for one in root.modules() if isinstance(one, nn.ModuleList)]
@@ -219,15 +218,27 @@ def _cut_config(
     """Copy a config for fewer layers; lists with one entry per layer lose the others."""
     cut = copy.deepcopy(config)
     names = {"decoder": ("num_decoder_layers", "decoder_layers"), "encoder": ("encoder_layers",)}
-    depth = stacks["decoder"].depth
-    for key, values in _per_layer(config, depth).items():
-        setattr(cut, key, [values[i] for i in picked["decoder"]])
     for part, layers in picked.items():
+        own = _config_of(cut, part)
+        if (
+            part == "decoder" or own is not cut
+        ):  # lists in a config of both halves are the decoder's
+            for key, values in _per_layer(own, stacks[part].depth).items():
+                setattr(own, key, [values[i] for i in layers])
         for key in names[part]:
-            if key in vars(config):
-                setattr(cut, key, len(layers))
-    cut.num_hidden_layers = len(picked.get("encoder", picked["decoder"]))
+            if key in vars(own):
+                setattr(own, key, len(layers))
+        own.num_hidden_layers = len(layers)  # the encoder's, which comes last, where they share it
     return cut
+
+
+def _config_of(config: PreTrainedConfig, part: str) -> PreTrainedConfig:
+    """Return what configures the `decoder` or the `encoder`: the config itself, or one within."""
+    own = getattr(config, part, None)
+    if isinstance(own, PreTrainedConfig):
+        return own.get_text_config()
+    # One for both halves has no text config, and transformers would return a copy
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
 
 
 def _per_layer(config: PreTrainedConfig, depth: int) -> dict[str, list[Any]]:
@@ -268,26 +279,35 @@ def _narrow_config(
     config: PreTrainedConfig, name: str, width: int, layers: int, heads: int
 ) -> PreTrainedConfig:
     """Copy a config for a smaller model, the feed-forward size shrunk in proportion."""
-    if min(width, layers, heads) < 1 or width % heads or width > config.hidden_size:
+    whole = _config_of(config, "decoder").hidden_size
+    if min(width, layers, heads) < 1 or width % heads or width > whole:
         raise UserError(
             f"a narrow draft of {name} needs at least one layer and one head and a width that is "
-            f"a multiple of the heads and at most {config.hidden_size}: got width {width}, "
-            f"{layers} layers, {heads} heads"
+            f"a multiple of the heads and at most {whole}: got width {width}, {layers} layers, "
+            f"{heads} heads"
         )
     small = copy.deepcopy(config)
+    parts = ("decoder", "encoder") if config.is_encoder_decoder else ("decoder",)
+    for own in {id(one): one for one in (_config_of(small, part) for part in parts)}.values():
+        _shrink(own, width, layers, heads)
+    return small
+
+
+def _shrink(config: PreTrainedConfig, width: int, layers: int, heads: int) -> None:
+    """Give a config smaller sizes, in place."""
     for key in ("intermediate_size", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"):
         size = getattr(config, key, None)
         if size is not None:
-            setattr(small, key, max(1, size * width // config.hidden_size))
+            setattr(config, key, max(1, size * width // config.hidden_size))
     for key, values in _per_layer(config, config.num_hidden_layers).items():
-        setattr(small, key, (values * layers)[:layers])
+        setattr(config, key, (values * layers)[:layers])
     kinds = ("num_attention", "num_key_value", "encoder_attention", "decoder_attention")
     depth = ("num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers")
     sizes = dict.fromkeys([f"{kind}_heads" for kind in kinds], heads) | dict.fromkeys(depth, layers)
-    for key, size in (sizes | {"hidden_size": width, "head_dim": width // heads}).items():
+    sizes |= dict.fromkeys(("hidden_size", "cross_attention_hidden_size"), width)
+    for key, size in (sizes | {"head_dim": width // heads}).items():
         if getattr(config, key, None) is not None:
-            setattr(small, key, size)
-    return small
+            setattr(config, key, size)
 
 
 def _fresh(module: PreTrainedModel, config: PreTrainedConfig, *, seed: int) -> PreTrainedModel:

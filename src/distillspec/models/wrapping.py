@@ -7,8 +7,8 @@ structure, and both by a trial on four tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -152,18 +152,19 @@ def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
     context = _context(config)
     if not module.config.is_encoder_decoder:
         return CausalBody(module, tokenizer.name, context)
-    generation = getattr(module, "generation_config", None)
-    starts = [
-        getattr(settings, "decoder_start_token_id", None)
-        for settings in (module.config, generation)
-        if settings is not None
-    ]
-    # T5 configs before the setting existed start from the padding token
-    starts.append(module.config.pad_token_id)
-    start = next((i for i in starts if i is not None), None)
+    settings = (module.config, getattr(module, "generation_config", None))
+    start = _first(settings, "decoder_start_token_id")
+    if start is None:  # T5 configs before the setting existed start from the padding token
+        start = _first((module.config, config), "pad_token_id")
     if start is None:
         raise UserError(f"{tokenizer.name} has no decoder_start_token_id in its config: add it")
     return Seq2SeqBody(module, tokenizer.name, context, start)
+
+
+def _first(settings: Iterable[PreTrainedConfig | GenerationConfig | None], key: str) -> Any:
+    """Return the first value of a setting that is not None; configs of several parts lack some."""
+    found = (getattr(one, key, None) for one in settings)
+    return next((value for value in found if value is not None), None)
 
 
 def _context(config: PreTrainedConfig) -> int | None:
@@ -210,9 +211,7 @@ def eos_ids(
 
     A chat model's turn also ends with its tokenizer's own end-of-sequence token.
     """
-    found = None if generation is None else generation.eos_token_id
-    if found is None:
-        found = config.eos_token_id
+    found = _first((generation, config, config.get_text_config(decoder=True)), "eos_token_id")
     ids = [] if found is None else list(found) if isinstance(found, list) else [found]
     if (tokenizer.chat or not ids) and tokenizer.eos_id is not None:
         ids.append(tokenizer.eos_id)
@@ -234,6 +233,7 @@ def _try(model: TransformersModel, head: Head) -> None:
             min(model.vocabulary.size, _rows(module)) // 4
         )
         with evaluation_mode(module):
+            model.open([ids[:1]])  # nothing to cache: the states' shape is not the model's
             states, theirs = _uncached(model, ids)
             headed, ours = head.rows(states).float(), _logits_with_rollback(model, head, ids)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
