@@ -80,4 +80,5 @@ def merged(module: PreTrainedModel) -> PreTrainedModel:
             layer.merge()
             plain.set_submodule(name, layer.get_base_layer())
     del plain.peft_config
+    plain._hf_peft_config_loaded = False  # transformers' own mark, which saves adapters alone
     return plain
