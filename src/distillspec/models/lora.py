@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from distillspec.errors import UserError
+from distillspec.models.seeds import globally_seeded
 
 ALPHA_PER_RANK = 2
 """α / rank: the factor on the adapters' product. α = 2 · rank, and adapters on every linear layer
@@ -55,9 +56,7 @@ def add_lora(module: PreTrainedModel, rank: int, *, seed: int) -> None:
         target_modules="all-linear",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
     )
-    device = module.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with globally_seeded(module.device, seed):
         inject_adapter_in_model(config, module)
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.dtype in _SIXTEEN_BITS:

@@ -20,6 +20,7 @@ from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
 from distillspec.models.saving import output_layer
+from distillspec.models.seeds import globally_seeded
 from distillspec.models.seq2seq import Stacks
 from distillspec.models.text import Tokenizer
 from distillspec.models.wrapping import assemble
@@ -316,8 +317,7 @@ def _fresh(module: PreTrainedModel, config: PreTrainedConfig, *, seed: int) -> P
     The global generator is left as it was.
     """
     config.dtype = torch.float32
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
+    with globally_seeded(torch.device("cpu"), seed), quiet():
         fresh: PreTrainedModel = type(module)(config)
     nn.Module.float(fresh)
     if module.can_generate():
