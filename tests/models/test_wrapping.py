@@ -15,10 +15,14 @@ from transformers import (
     GraniteForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    LEDConfig,
+    LEDForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     RecurrentGemmaConfig,
@@ -228,6 +232,37 @@ def test_the_context_is_the_models_own():
     assert tiny("gpt2", context=64).context == 64
     assert tiny("llama", context=96).context == 96
     assert tiny("t5").context is None
+
+
+def test_the_contexts_other_names_are_known():
+    """Decoding past an MPT's ended in a RuntimeError about sizes of tensors."""
+    config = MptConfig(vocab_size=SIZE, d_model=32, n_layers=1, n_heads=4, max_seq_len=16)
+    model = wrap(seeded(lambda: MptForCausalLM(config), 0), word_tokenizer())
+    prompt = [torch.tensor([7, 9])]
+    (output,) = complete(model, None, prompt, gamma=0, max_new_tokens=40, sampling=GREEDY, stop=())
+    assert (model.context, len(output.ids)) == (16, 15)
+
+
+def test_a_source_has_the_encoders_limit_and_a_text_the_decoders():
+    config = LEDConfig(
+        vocab_size=SIZE,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_encoder_position_embeddings=32,
+        max_decoder_position_embeddings=16,
+        attention_window=[8],
+        decoder_start_token_id=2,
+    )
+    model = wrap(seeded(lambda: LEDForConditionalGeneration(config), 0), word_tokenizer())
+    assert model.context == 16
+    assert model.open([torch.arange(4, 36)]).room.tolist() == [16]
+    with pytest.raises(UserError, match="source of 33 tokens is more than the 32"):
+        model.open([torch.arange(4, 37)])
 
 
 def test_longrope_ends_where_it_would_change_its_angles():

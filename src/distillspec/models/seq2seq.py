@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from distillspec.errors import UserError
 from distillspec.models.cache import RaggedCache, cache_argument
 from distillspec.models.protocol import UNBOUNDED, Batch
 from distillspec.models.saving import output_layer
@@ -36,7 +37,13 @@ class Seq2SeqBody:
     """
 
     def __init__(
-        self, module: PreTrainedModel, name: str, context: int | None, start_id: int
+        self,
+        module: PreTrainedModel,
+        name: str,
+        context: int | None,
+        start_id: int,
+        *,
+        source_context: int | None,
     ) -> None:
         """Take a model.
 
@@ -45,6 +52,7 @@ class Seq2SeqBody:
             name: What messages call it.
             context: The most tokens the decoder can hold, None for no limit.
             start_id: The decoder's first token, which predicts the first completion token.
+            source_context: The most tokens the encoder can read, None for no limit.
 
         Raises:
             UserError: if the decoder takes no cache, or the model has no plain output layer.
@@ -53,6 +61,7 @@ class Seq2SeqBody:
         self.name = name
         self.context = context
         self.start_id = start_id
+        self._source_context = source_context
         # The stacks are looked up at each call, so that a wrapper put around them is not bypassed
         self._stacks = cast(Stacks, module)
         decoder = self._stacks.get_decoder()
@@ -121,7 +130,17 @@ class Seq2SeqBody:
         return torch.cat([states[i, :n] for i, n in enumerate(batch.lengths)])
 
     def _encode(self, prompts: Sequence[Tensor]) -> Source:
-        """Run the encoder over right-padded sources."""
+        """Run the encoder over right-padded sources.
+
+        Raises:
+            UserError: if one is longer than the encoder can read.
+        """
+        longest, limit = max(map(len, prompts)), self._source_context
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"a source of {longest} tokens is more than the {limit} that the encoder of "
+                f"{self.name} can read: shorten or drop it"
+            )
         tokens = pad_sequence(
             [prompt.to(self.module.device) for prompt in prompts], batch_first=True
         )

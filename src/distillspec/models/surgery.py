@@ -23,7 +23,7 @@ from distillspec.models.saving import output_layer
 from distillspec.models.seeds import globally_seeded
 from distillspec.models.seq2seq import Stacks
 from distillspec.models.text import Tokenizer
-from distillspec.models.wrapping import assemble
+from distillspec.models.wrapping import assemble, config_of
 
 
 class _Inner(Protocol):
@@ -220,7 +220,7 @@ def _cut_config(
     cut = copy.deepcopy(config)
     names = {"decoder": ("num_decoder_layers", "decoder_layers"), "encoder": ("encoder_layers",)}
     for part, layers in picked.items():
-        own = _config_of(cut, part)
+        own = config_of(cut, part)
         if (
             part == "decoder" or own is not cut
         ):  # lists in a config of both halves are the decoder's
@@ -231,15 +231,6 @@ def _cut_config(
                 setattr(own, key, len(layers))
         own.num_hidden_layers = len(layers)  # the encoder's, which comes last, where they share it
     return cut
-
-
-def _config_of(config: PreTrainedConfig, part: str) -> PreTrainedConfig:
-    """Return what configures the `decoder` or the `encoder`: the config itself, or one within."""
-    own = getattr(config, part, None)
-    if isinstance(own, PreTrainedConfig):
-        return own.get_text_config()
-    # One for both halves has no text config, and transformers would return a copy
-    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
 
 
 def _per_layer(config: PreTrainedConfig, depth: int) -> dict[str, list[Any]]:
@@ -280,7 +271,7 @@ def _narrow_config(
     config: PreTrainedConfig, name: str, width: int, layers: int, heads: int
 ) -> PreTrainedConfig:
     """Copy a config for a smaller model, the feed-forward size shrunk in proportion."""
-    whole = _config_of(config, "decoder").hidden_size
+    whole = config_of(config, "decoder").hidden_size
     if min(width, layers, heads) < 1 or width % heads or width > whole:
         raise UserError(
             f"a narrow draft of {name} needs at least one layer and one head and a width that is "
@@ -289,7 +280,7 @@ def _narrow_config(
         )
     small = copy.deepcopy(config)
     parts = ("decoder", "encoder") if config.is_encoder_decoder else ("decoder",)
-    for own in {id(one): one for one in (_config_of(small, part) for part in parts)}.values():
+    for own in {id(one): one for one in (config_of(small, part) for part in parts)}.values():
         _shrink(own, width, layers, heads)
     return small
 

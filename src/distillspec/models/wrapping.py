@@ -34,6 +34,12 @@ HuggingFaceModel: TypeAlias = PreTrainedModel
 HuggingFaceTokenizer: TypeAlias = PreTrainedTokenizerBase
 """A tokenizer of transformers, as other rooms call it."""
 
+POSITIONS = {
+    "decoder": ("max_position_embeddings", "max_decoder_position_embeddings", "max_seq_len"),
+    "encoder": ("max_position_embeddings", "max_encoder_position_embeddings"),
+}
+"""What configs call the tokens they have positions for (LED and MPT have names of their own)."""
+
 
 def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformersModel:
     """Make a `LanguageModel` of a model in memory.
@@ -142,7 +148,7 @@ def refuse_dtype(config: PreTrainedConfig, dtype: torch.dtype | None, name: str)
 
 def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
     config = module.config.get_text_config(decoder=True)
-    context = _context(config)
+    context = _context(module.config, "decoder")
     if not module.config.is_encoder_decoder:
         return CausalBody(module, tokenizer.name, context)
     settings = (module.config, getattr(module, "generation_config", None))
@@ -151,7 +157,8 @@ def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
         start = _first((module.config, config), "pad_token_id")
     if start is None:
         raise UserError(f"{tokenizer.name} has no decoder_start_token_id in its config: add it")
-    return Seq2SeqBody(module, tokenizer.name, context, start)
+    source = _context(module.config, "encoder")
+    return Seq2SeqBody(module, tokenizer.name, context, start, source_context=source)
 
 
 def _first(settings: Iterable[PreTrainedConfig | GenerationConfig | None], key: str) -> Any:
@@ -160,16 +167,26 @@ def _first(settings: Iterable[PreTrainedConfig | GenerationConfig | None], key: 
     return next((value for value in found if value is not None), None)
 
 
-def _context(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens a row can hold, None for no limit.
+def config_of(config: PreTrainedConfig, part: str) -> PreTrainedConfig:
+    """Return what configures the `decoder` or the `encoder`: the config itself, or one within."""
+    own = getattr(config, part, None)
+    if isinstance(own, PreTrainedConfig):
+        return own.get_text_config()
+    # One for both halves has no text config, and transformers would return a copy
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
+def _context(whole: PreTrainedConfig, part: str) -> int | None:
+    """Return the most tokens a row of the `decoder` or `encoder` can hold, None for no limit.
 
     With `longrope` that is the length of the original training: once any row of a batch passes it,
     every row is turned by other angles, and what is cached already is not.
     """
+    config = config_of(whole, part)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # or one a layer type
     limits: list[int | None] = [
-        getattr(config, "max_position_embeddings", None),
+        *(getattr(config, key, None) for key in POSITIONS[part]),
         *(
             one["original_max_position_embeddings"]
             for one in kinds
