@@ -177,6 +177,14 @@ def test_a_config_that_switches_the_cache_off_is_overruled():
     assert session.cache.own.get_seq_length() == 2
 
 
+def test_a_hook_on_the_output_layer_is_obeyed_for_some_ids_too():
+    made = module("llama")
+    model, states = wrap(made, word_tokenizer()), torch.ones(2, 32)
+    made.lm_head.register_forward_hook(lambda _layer, _inputs, outputs: outputs * 2)
+    ids = torch.tensor([5, 7])
+    assert torch.equal(model.head_at(ids)(states), model.head(states)[:, ids])
+
+
 def test_an_unknown_treatment_of_logits_is_refused_by_name():
     class Strange(type(module("llama"))):
         def forward(self, **arguments):

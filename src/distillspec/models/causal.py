@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from distillspec.models.cache import RaggedCache, cache_argument
 from distillspec.models.lean import is_lean, lean_states
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
 from distillspec.models.saving import output_layer
 from distillspec.models.session import CachedSession, Decoder, Rows, Source, check_context
 
@@ -56,9 +56,8 @@ class CausalBody:
     def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
         k = tokens.shape[1]
-        limit = UNBOUNDED if self.context is None else self.context
         mask = cache.mask(k, tokens.device)
-        positions = cache.positions(k, limit, tokens.device)
+        positions = cache.positions(k, room_of(self.context), tokens.device)
         if is_lean(self.module):
             return lean_states(self.module, tokens, cache.own, mask, positions)
         arguments = {"input_ids": tokens, "use_cache": True, self.cache_argument: cache.cache}

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from distillspec.errors import UserError
 from distillspec.models.cache import RaggedCache, cache_argument
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
 from distillspec.models.saving import output_layer
 from distillspec.models.session import CachedSession, Source, check_batch, check_context
 
@@ -102,7 +102,7 @@ class Seq2SeqBody:
         if cache.padded:
             arguments["attention_mask"] = cache.mask(k, tokens.device)
             if self._numbers_rows:
-                limit = UNBOUNDED if self.context is None else self.context
+                limit = room_of(self.context)
                 arguments["position_ids"] = cache.positions(k, limit, tokens.device)
         return self._decode(arguments, source)
 

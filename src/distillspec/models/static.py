@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from distillspec.errors import UserError
 from distillspec.models.cache import shortened
 from distillspec.models.causal import CausalBody, opened
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
 from distillspec.models.session import CachedSession, Source
 
 COLUMNS = 256
@@ -239,8 +239,7 @@ class StaticBody:
 
     def run(self, tokens: Tensor, cache: StaticRows, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of each row -> [B, k, H] hidden states."""
-        limit = UNBOUNDED if self.context is None else self.context
-        feed = cache.feed(tokens, limit, self.hidden_shape[1])
+        feed = cache.feed(tokens, room_of(self.context), self.hidden_shape[1])
         short = cache.filled and tokens.shape[1] <= LONGEST
         forward = self._compiled if short else self._body.module.base_model
         states: Tensor = forward(
