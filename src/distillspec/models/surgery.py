@@ -221,9 +221,7 @@ def _cut_config(
     names = {"decoder": ("num_decoder_layers", "decoder_layers"), "encoder": ("encoder_layers",)}
     for part, layers in picked.items():
         own = config_of(cut, part)
-        if (
-            part == "decoder" or own is not cut
-        ):  # lists in a config of both halves are the decoder's
+        if part == "decoder" or own is not cut:  # where they share it, lists are the decoder's
             for key, values in _per_layer(own, stacks[part].depth).items():
                 setattr(own, key, [values[i] for i in layers])
         for key in names[part]:
