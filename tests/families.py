@@ -8,7 +8,9 @@ from transformers import (
     BartForConditionalGeneration,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -21,6 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    T5GemmaConfig,
+    T5GemmaForConditionalGeneration,
 )
 
 from distillspec.models import wrap
@@ -60,6 +64,29 @@ ENCODER_DECODER = {
 }
 WINDOW = 5
 """Tokens that a layer with a window sees: far fewer than the texts have."""
+
+
+def made_t5gemma(*, start: int = 0, **settings: float | None) -> PreTrainedModel:
+    """Make an encoder-decoder with a config for each half; `settings` go to both."""
+    half = {
+        **GROUPED,
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **settings,
+    }
+    config = T5GemmaConfig(
+        encoder=half,
+        decoder=half,
+        vocab_size=SIZE,
+        eos_token_id=1,
+        pad_token_id=0,
+        decoder_start_token_id=start,
+    )
+    return T5GemmaForConditionalGeneration(config)
+
+
 MADE = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=8)),
@@ -86,13 +113,34 @@ MADE = {
             layer_types=["sliding_attention", "full_attention"],
         )
     ),
+    # Of several parts: what is asked of a model of text stands in a config within its config
+    "gemma3-vision": lambda: Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config={
+                **GROUPED,
+                "head_dim": 8,
+                "sliding_window": WINDOW,
+                "query_pre_attn_scalar": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            vision_config={
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+        )
+    ),
     "gpt-neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**DECODER)),
+    "t5gemma": made_t5gemma,
     "bart": lambda: BartForConditionalGeneration(BartConfig(**ENCODER_DECODER)),
     "marian": lambda: MarianMTModel(MarianConfig(**ENCODER_DECODER)),
 }
 ALONE = ("bart", "marian")
 """Families whose decoders number all rows of a batch alike."""
-UNTIED = ("gemma2", "gemma3", "bart", "marian")
+UNTIED = ("gemma2", "gemma3", "gemma3-vision", "t5gemma", "bart", "marian")
 """Families that get an output layer of their own: tied to a large embedding they repeat one token,
 which hides errors."""
 SEEDS = {"gemma2": 1, "gemma3": 1, "marian": 2}
@@ -105,8 +153,10 @@ def family_module(family: str) -> PreTrainedModel:
     made = seeded(MADE[family], SEEDS.get(family, 0))
     generator = torch.Generator().manual_seed(5)
     if family in UNTIED:
-        weight = torch.randn(made.lm_head.weight.shape, generator=generator) * SPREAD
-        made.lm_head.weight = torch.nn.Parameter(weight)
+        head = made.get_output_embeddings()
+        head.weight = torch.nn.Parameter(
+            torch.randn(head.weight.shape, generator=generator) * SPREAD
+        )
         kept = {a: b for a, b in made.all_tied_weights_keys.items() if "lm_head" not in a}
         made.all_tied_weights_keys = kept
     for name, parameter in made.named_parameters():

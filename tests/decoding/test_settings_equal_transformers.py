@@ -26,7 +26,7 @@ from distillspec.decoding import Counts, Schedule, collect, complete, speculate,
 from distillspec.errors import UserError
 from distillspec.math.processors import process, processors_of
 from distillspec.math.sampling import GREEDY, Sampling, draw
-from distillspec.models.processors import adapt
+from distillspec.models.processors import as_processors
 from distillspec.models.protocol import Batch
 from support import perturbed
 
@@ -149,7 +149,7 @@ def test_transformers_own_processors_adapted_are_what_they_are_there(family):
     )
     expected = theirs(target, processor=theirs_are)
     for gamma in (0, 3):
-        assert ours(target, draft, gamma, adapt(theirs_are)).ids == expected
+        assert ours(target, draft, gamma, as_processors(theirs_are)).ids == expected
     # as values of our own
     values = processors_of(repetition_penalty=1.4, no_repeat_ngram_size=2)
     assert ours(target, draft, 3, values).ids == expected
@@ -165,7 +165,7 @@ def test_a_processor_that_remembers_is_refused_by_name():
         device=torch.device("cpu"),
     )
     with pytest.raises(UserError, match="SynthIDTextWatermarkLogitsProcessor remembers"):
-        adapt([TemperatureLogitsWarper(0.5), made])
+        as_processors([TemperatureLogitsWarper(0.5), made])
 
 
 SAMPLED = {

@@ -137,6 +137,18 @@ def test_a_wrapped_projection_is_not_passed_by(monkeypatch):
     assert (ours - plain).norm() > 0.01 * plain.norm()
 
 
+@pytest.mark.parametrize("part", ["model", "model.norm", "model.layers.1", "model.layers.0.mlp"])
+def test_a_hook_after_wrapping_is_obeyed(part):
+    """Hooks that steer or watch a layer were passed by in silence, though not by transformers."""
+    made = llama()
+    model, calls = wrap(made, word_tokenizer()), []
+    hook = made.get_submodule(part).register_forward_hook(lambda *_: calls.append(part))
+    ragged_states(model)
+    assert calls
+    hook.remove()
+    assert is_lean(made)
+
+
 def test_a_config_that_uses_fewer_layers_is_obeyed(monkeypatch):
     made = llama()
     made.config.num_hidden_layers = 1

@@ -97,6 +97,15 @@ def test_what_is_saved_is_a_plain_folder_and_training_may_go_on(tmp_path, family
     assert load(tmp_path / "merged").module.state_dict().keys() == plain.module.state_dict().keys()
 
 
+def test_adapters_that_transformers_put_in_are_merged_too(tmp_path):
+    """Its mark stayed on the merged copy, which was then saved as adapters that it had not."""
+    model = adapted("llama")
+    model.module._hf_peft_config_loaded = True  # as `load_adapter` and `add_adapter` leave it
+    model.save(tmp_path)
+    assert torch.allclose(logits(load(tmp_path)), logits(model), atol=1e-4)
+    assert model.module._hf_peft_config_loaded
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trimmed_head_stays_trimmed_and_is_saved_whole(tmp_path, family):
     kept = torch.arange(0, 48, 2)

@@ -86,6 +86,25 @@ def test_another_kind_of_layer_is_called():
         assert torch.equal(product(layer, inputs, multiplier(inputs)), layer(inputs))
 
 
+def test_a_weight_that_knows_linear_alone_is_left_to_its_layer(orders):
+    """As quantized weights in plain layers do: one row went through, four failed."""
+
+    class Quantized(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), named=None):
+            if function in (torch.mm, torch.Tensor.t):
+                raise NotImplementedError(function.__name__)
+            return super().__torch_function__(function, types, arguments, named or {})
+
+    layer, inputs = nn.Linear(24, 40), torch.randn(8, 24)
+    plain = layer(inputs)
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized), requires_grad=False)
+    with torch.no_grad():
+        found = product(layer, inputs, multiplier(inputs))
+    assert torch.equal(found.as_subclass(torch.Tensor), plain)
+    assert orders == []
+
+
 def test_a_replaced_forward_pass_is_obeyed(orders):
     """Accelerate's offloading replaces `forward` of a layer whose weights lie elsewhere."""
     layer, inputs = nn.Linear(24, 40), torch.randn(8, 24)

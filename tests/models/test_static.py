@@ -10,13 +10,14 @@ from functools import partial
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from transformers import BloomConfig, BloomForCausalLM
 
 from distillspec.decoding import Schedule, complete
 from distillspec.errors import UserError
 from distillspec.math.processors import processors_of
 from distillspec.math.sampling import GREEDY, Sampling
-from distillspec.models import static
-from support import perturbed, tiny
+from distillspec.models import static, wrap
+from support import SIZE, perturbed, seeded, tiny, word_tokenizer
 
 PROMPTS = [torch.tensor(ids) for ids in ([7], [8, 9, 10, 11, 12, 13, 14], [30, 31, 32, 33])]
 
@@ -105,6 +106,15 @@ def test_a_row_that_is_kept_twice_has_two_caches():
         alone = target.open([torch.arange(4, 9)])
         wanted = alone.extend(torch.tensor([ids]), torch.tensor([2]))
         torch.testing.assert_close(states[row], wanted[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_has_no_such_passes_is_refused_by_name():
+    """Bloom counts its positions in a mask of two dimensions: its first pass used to fail."""
+    config = BloomConfig(vocab_size=SIZE, hidden_size=32, n_layer=2, n_head=4)
+    model, compiled = wrap(seeded(lambda: BloomForCausalLM(config), 0), word_tokenizer()), []
+    with pytest.raises(UserError, match="BloomForCausalLM.*in passes of fixed shapes: "):
+        model.static(compiled.append)
+    assert not compiled
 
 
 def test_windows_and_encoders_are_refused_by_name():

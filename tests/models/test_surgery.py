@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from distillspec.errors import UserError
+from distillspec.models import wrap
 from distillspec.models.protocol import Batch
 from distillspec.models.surgery import keep_layers, most_frequent_ids, narrow
-from support import FAMILIES, SIZE, tiny
+from families import family_module
+from support import FAMILIES, SIZE, tiny, word_tokenizer
 
 BATCH = Batch((torch.tensor([7, 8, 1]), torch.tensor([9])), (torch.tensor([20, 21, 1]),) * 2)
 
@@ -63,6 +65,35 @@ def test_t5_keeps_its_relative_bias_when_the_first_layer_goes():
         assert torch.equal(new.relative_attention_bias.weight, old.relative_attention_bias.weight)
         assert not torch.equal(new.q.weight, old.q.weight)
     assert (draft.module.config.num_layers, draft.module.config.num_decoder_layers) == (2, 1)
+
+
+@pytest.mark.parametrize("parts", ["gemma3-vision", "t5gemma"])
+def test_a_target_of_several_parts_is_cut_in_the_part_that_writes(parts):
+    """The sizes stand in the configs of its parts, and its first layers may be those of vision."""
+    target = wrap(family_module(parts), word_tokenizer())
+    draft = keep_layers(target, [1])
+    assert draft.module.config.get_text_config(decoder=True).layer_types == ["full_attention"]
+    decoder = target.module.get_decoder()
+    del decoder.layers[0]
+    decoder.layers[0].self_attn.layer_idx = 0
+    decoder.config.num_hidden_layers, decoder.config.layer_types = 1, ["full_attention"]
+    assert torch.equal(logits(draft), logits(target))
+    small = narrow(draft, width=16, layers=2, heads=2, generator=generator())
+    assert logits(small).shape == logits(target).shape
+    assert small.module.get_decoder().embed_tokens.weight.shape == (SIZE, 16)
+
+
+def test_only_lists_of_layers_are_cut_with_them():
+    """A config's two end tokens were taken for an entry of each of its two layers."""
+    target = tiny("llama")
+    config = target.module.config
+    config.eos_token_id, config.layer_types = [1, 9], ["full_attention", "sliding_attention"]
+    config.sliding_window = 4
+    cut = keep_layers(target, [1])
+    small = narrow(target, width=16, layers=3, heads=2, generator=generator())
+    for draft, kinds in ((cut, [1]), (small, [0, 1, 0])):
+        assert draft.module.config.eos_token_id == [1, 9]
+        assert draft.module.config.layer_types == [config.layer_types[i] for i in kinds]
 
 
 def test_impossible_layers_are_refused():

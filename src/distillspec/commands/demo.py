@@ -110,7 +110,7 @@ def run(settings: Demo) -> dict[str, Any]:
     with budget.part("data"):
         data, cache = _training_data(target, sides.train, settings.seed, seconds["data"])
     kept = frequent_ids(target, data, KEEP_IDS) if target.vocabulary.size > KEEP_IDS else None
-    ends = {0, target.module.config.num_hidden_layers - 1}
+    ends = {0, target.module.config.get_text_config(decoder=True).num_hidden_layers - 1}
     before = keep_layers(target, sorted(ends), kept=kept)
     lab = Lab(target, Batches(data, BATCH), cache, held[0], store, budget, settings.seed)
     lab.train("sft", before, SFT, seconds["sft"])

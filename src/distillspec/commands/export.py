@@ -15,14 +15,13 @@ from distillspec.commands.progress import console
 from distillspec.commands.serve_lines import ENGINES, Pair, as_markdown, serve_lines
 from distillspec.commands.serving_settings import Export
 from distillspec.errors import UserError, nearest
-from distillspec.models import load
+from distillspec.models import load, load_tokenizer
 from distillspec.models.exporting import (
     MOST_DROPPED,
     Exported,
     Shape,
     export_draft,
     shape_of,
-    target_tokenizer,
 )
 from distillspec.models.loading import check_kinds
 from distillspec.models.vocabulary import check_same
@@ -41,7 +40,7 @@ def run(settings: Export) -> dict[str, Any]:
     measured = None if settings.measured is None else read_measured(settings.measured)
     trained = None if settings.trained is None else read_trained(settings.trained)
     gamma = _gamma(settings, measured)
-    tokenizer, shape = target_tokenizer(settings.target), shape_of(settings.target)
+    tokenizer, shape = load_tokenizer(settings.target), shape_of(settings.target)
     engines = _engines(settings, encoder_decoder=shape.encoder_decoder)
     console().print(f"loading {settings.draft}")
     draft = load(settings.draft, dtype=dtype_of("auto"))

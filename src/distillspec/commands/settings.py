@@ -197,7 +197,8 @@ class Generate(Shaping):
     """Let the target answer prompts, and write its answers to a file as fixed data.
 
     Finished answers are kept in OUT.part as they come: the same command goes on from there, with
-    weights of the same type. With --server the target answers elsewhere, and only its tokenizer is read here.
+    weights of the same type. With --server the target answers elsewhere, and only its tokenizer is
+    read here.
     """
 
     target: str

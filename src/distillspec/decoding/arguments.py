@@ -54,9 +54,10 @@ def check_ids(target: LanguageModel, prompts: Sequence[Tensor], stop: Sequence[i
                 f"prompt {i} is a {prompt.dtype} tensor of shape {list(prompt.shape)}; "
                 "expected a 1-D int64 tensor of at least one id"
             )
-        if target.context is not None and len(prompt) > target.context:
+        held = len(target.prefix(prompt))  # an encoder has a limit of its own
+        if target.context is not None and held > target.context:
             raise UserError(
-                f"prompt {i} has {len(prompt)} tokens, more than the context of {target.context} "
+                f"prompt {i} has {held} tokens, more than the context of {target.context} "
                 f"of {target.name}; shorten it"
             )
         if not 0 <= int(prompt.min()) <= int(prompt.max()) < size:

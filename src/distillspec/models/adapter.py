@@ -19,6 +19,7 @@ from distillspec.models.saving import Trimmed, write_folder
 from distillspec.models.session import CachedSession
 from distillspec.models.static import Compiler, StaticBody
 from distillspec.models.text import Tokenizer
+from distillspec.models.trial import try_out
 
 
 class Body(Protocol):
@@ -128,11 +129,17 @@ class TransformersModel:
             compiler: Makes a forward pass a faster one.
 
         Raises:
-            UserError: naming the model, if it is an encoder-decoder or has sliding windows.
+            UserError: naming the model, if it is an encoder-decoder, has sliding windows, or gives
+                no or other logits in such passes.
         """
         if not isinstance(self._body, CausalBody):
             raise UserError(f"{self.name}: only decoder-only models have passes of fixed shapes")
-        body = StaticBody(self._body, compiler)
+        plain = self._on(StaticBody(self._body, lambda forward: forward))
+        try_out(plain, self._head, "in passes of fixed shapes")
+        return self._on(StaticBody(self._body, compiler))
+
+    def _on(self, body: Body) -> TransformersModel:
+        """Return the same model with another body."""
         return TransformersModel(
             self.module, self.tokenizer, body, self._head, self.eos_ids, self._trimmed
         )

@@ -17,6 +17,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
+from distillspec.models.seeds import globally_seeded
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,10 @@ def generate(
         seed: Of the sampling.
     """
     module = target.module
-    devices = [module.device] if module.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), quiet(), torch.inference_mode():
-        torch.manual_seed(seed)
-        with _counted() as count:
-            start = time.perf_counter()
-            whole = _generate(module, draft, prompt, _config(target, sampling, max_new_tokens))
-            seconds = time.perf_counter() - start
+    with globally_seeded(module.device, seed), quiet(), torch.inference_mode(), _counted() as count:
+        start = time.perf_counter()
+        whole = _generate(module, draft, prompt, _config(target, sampling, max_new_tokens))
+        seconds = time.perf_counter() - start
     skipped = 1 if module.config.is_encoder_decoder else len(prompt)
     ids = whole[skipped:].cpu()
     return Generated(

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from distillspec.models.cache import RaggedCache, cache_argument
 from distillspec.models.lean import is_lean, lean_states
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
+from distillspec.models.saving import output_layer
 from distillspec.models.session import CachedSession, Decoder, Rows, Source, check_context
 
 
@@ -26,12 +27,13 @@ class CausalBody:
         """Take a model, what messages call it, and the most tokens a row can hold.
 
         Raises:
-            UserError: if the model takes no cache.
+            UserError: if the model takes no cache, or has no plain output layer.
         """
         self.module = module
         self.name = name
         self.context = context
         self.cache_argument = cache_argument(module.base_model, name)
+        self._width = output_layer(module, name).in_features
 
     @property
     def batches(self) -> bool:
@@ -41,7 +43,7 @@ class CausalBody:
     @property
     def hidden_shape(self) -> tuple[int, torch.dtype]:
         """H and the type of the hidden states."""
-        return self.module.config.hidden_size, self.module.dtype
+        return self._width, self.module.dtype
 
     def prefix(self, prompt: Tensor) -> Tensor:
         """Return the [L] ids that the first emitted token follows: the prompt."""
@@ -54,9 +56,8 @@ class CausalBody:
     def run(self, tokens: Tensor, cache: RaggedCache, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of the cache -> [B, k, H] hidden states."""
         k = tokens.shape[1]
-        limit = UNBOUNDED if self.context is None else self.context
         mask = cache.mask(k, tokens.device)
-        positions = cache.positions(k, limit, tokens.device)
+        positions = cache.positions(k, room_of(self.context), tokens.device)
         if is_lean(self.module):
             return lean_states(self.module, tokens, cache.own, mask, positions)
         arguments = {"input_ids": tokens, "use_cache": True, self.cache_argument: cache.cache}

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
-from distillspec.models.loading import load_tokenizer
 from distillspec.models.places import find_place, read_config
 from distillspec.models.quiet import quiet
 from distillspec.models.text import Tokenizer
@@ -85,11 +84,6 @@ def shape_of(path_or_name: str | Path) -> Shape:
         encoder_decoder=bool(whole.is_encoder_decoder),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
-
-
-def target_tokenizer(path_or_name: str | Path) -> Tokenizer:
-    """Load the tokenizer that both models are served with."""
-    return load_tokenizer(path_or_name)
 
 
 def export_draft(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from distillspec.models.products import multiplier, product
+from distillspec.models.products import multiplier, plain_linear, product
 from distillspec.models.vocabulary import Vocabulary
 
 
@@ -77,8 +77,8 @@ class Head:
 
         Of the weights as they are, without gradient; −inf at ids that cannot be emitted.
         """
-        layer = self.linear
-        if self.kept is not None or type(layer) is not nn.Linear:
+        layer = plain_linear(self.linear)
+        if self.kept is not None or layer is None:
             return lambda hidden: self.whole(hidden)[..., ids]
         ids = ids.to(layer.weight.device)
         places = ids.clamp(max=len(layer.weight) - 1)

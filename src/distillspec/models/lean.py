@@ -10,11 +10,12 @@ would lose: torch has no fast kernel there for grouped heads under a mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicCache
@@ -25,20 +26,32 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
 )
 
-from distillspec.models.products import Multiply, multiplier, product
+from distillspec.models.products import Multiply, multiplier, product, untouched
 
 
 def is_lean(module: PreTrainedModel) -> bool:
     """Tell whether `lean_states` is this very model's forward pass: a Llama on a CPU, no relative.
 
-    A model that was asked for another attention than torch's own keeps it.
+    A model that was asked for another attention than torch's own keeps it, and one with a hook on
+    a part that this pass repeats (or a forward pass put in its place) keeps its own pass.
     """
     return (
         type(module) is LlamaForCausalLM
         and type(module.base_model) is LlamaModel
         and module.config._attn_implementation == "sdpa"
         and module.device.type == "cpu"
+        and all(map(untouched, _repeated(module.base_model)))
     )
+
+
+def _repeated(model: LlamaModel) -> Iterator[nn.Module]:
+    """Iterate over the parts whose hooks would not run: `lean_states` does not call them."""
+    yield model
+    yield model.norm
+    for layer in model.layers:
+        yield layer
+        # Attention, MLP and norms, without the time that looking them up by name would take
+        yield from (part for part in layer._modules.values() if part is not None)
 
 
 def lean_states(

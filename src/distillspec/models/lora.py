@@ -9,11 +9,11 @@ from __future__ import annotations
 import copy
 from importlib.util import find_spec
 
-import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from distillspec.errors import UserError
+from distillspec.models.seeds import globally_seeded
 from distillspec.models.widths import SIXTEEN_BITS
 
 ALPHA_PER_RANK = 2
@@ -55,9 +55,7 @@ def add_lora(module: PreTrainedModel, rank: int, *, seed: int) -> None:
         target_modules="all-linear",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in module.modules()),
     )
-    device = module.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with globally_seeded(module.device, seed):
         inject_adapter_in_model(config, module)
     for parameter in module.parameters():
         if parameter.requires_grad and parameter.dtype in SIXTEEN_BITS:
@@ -80,4 +78,5 @@ def merged(module: PreTrainedModel) -> PreTrainedModel:
             layer.merge()
             plain.set_submodule(name, layer.get_base_layer())
     del plain.peft_config
+    plain._hf_peft_config_loaded = False  # transformers' own mark, which saves adapters alone
     return plain

@@ -12,8 +12,6 @@ from transformers import LogitsProcessor
 from distillspec.errors import UserError
 from distillspec.math.processors import Processor
 
-Foreign: TypeAlias = LogitsProcessor | Sequence[LogitsProcessor]
-
 LogitsProcessors: TypeAlias = LogitsProcessor | Processor | Sequence[LogitsProcessor | Processor]
 
 REMEMBERING = (
@@ -37,28 +35,11 @@ class Adapted:
         return scores[0]
 
 
-def adapt(processors: Foreign) -> tuple[Adapted, ...]:
-    """Make processors of the engine from transformers' own, a list in its order.
-
-    One that was made with a prompt's length, or with what an encoder read, is right for that
-    prompt alone.
-
-    Raises:
-        UserError: naming one that remembers earlier calls.
-    """
-    listed = [processors] if isinstance(processors, LogitsProcessor) else list(processors)
-    for processor in listed:
-        name = type(processor).__name__
-        if name in REMEMBERING:
-            raise UserError(
-                f"{name} remembers earlier calls, which speculative decoding makes for tokens that "
-                "it then rejects: leave it out"
-            )
-    return tuple(Adapted(processor) for processor in listed)
-
-
 def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
     """Take the engine's processors as they are, one or a list, and adapt transformers' own.
+
+    One of these that was made with a prompt's length, or with what an encoder read, is right for
+    that prompt alone.
 
     Raises:
         UserError: naming one that remembers earlier calls, or is no processor.
@@ -69,5 +50,15 @@ def as_processors(processors: LogitsProcessors) -> tuple[Processor, ...]:
     for one in listed:
         if not callable(one):
             raise UserError(f"processors has {one!r}; expected functions of logits and ids")
-        found += adapt(one) if isinstance(one, LogitsProcessor) else [one]
+        found.append(_adapted(one) if isinstance(one, LogitsProcessor) else one)
     return tuple(found)
+
+
+def _adapted(processor: LogitsProcessor) -> Adapted:
+    name = type(processor).__name__
+    if name in REMEMBERING:
+        raise UserError(
+            f"{name} remembers earlier calls, which speculative decoding makes for tokens that it "
+            "then rejects: leave it out"
+        )
+    return Adapted(processor)

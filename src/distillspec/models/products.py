@@ -59,8 +59,18 @@ def _turned(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def plain_linear(layer: nn.Module | None) -> nn.Linear | None:
-    """Return the layer if it is nothing but a product: no adapter, hook or parametrization."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
+    """Return the layer if it is nothing but a product: no adapter, hook or parametrization.
+
+    Nor a weight of a type of its own, as quantized ones are: it may know `linear` alone.
+    """
+    if type(layer) is not nn.Linear or not untouched(layer):
         return None
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return None if hooked else layer
+    if type(layer.weight) is not nn.Parameter:  # which keeps the type of any other tensor
+        return None
+    return layer
+
+
+def untouched(part: nn.Module) -> bool:
+    """Tell whether calling a module is running its class's forward pass: no hook, none replaced."""
+    hooked = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks
+    return not hooked and "forward" not in vars(part)

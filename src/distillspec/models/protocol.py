@@ -23,6 +23,11 @@ UNBOUNDED = 1 << 31
 """The room of a model without a context limit, in tokens."""
 
 
+def room_of(context: int | None) -> int:
+    """Return how many tokens fit a context, `UNBOUNDED` for one without a limit."""
+    return UNBOUNDED if context is None else context
+
+
 @dataclass(frozen=True)
 class Batch:
     """Prompts with their completions, as ids; ragged, so that no token id has to mean "padding"."""

@@ -27,6 +27,7 @@ from transformers import (
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
+from distillspec.models.seeds import globally_seeded
 from distillspec.models.wrapping import wrap
 
 Family = Literal["gpt2", "llama", "t5"]
@@ -97,8 +98,7 @@ def new_model(sizes: Sizes, tokenizer: PreTrainedTokenizerBase, *, seed: int) ->
     Raises:
         UserError: the heads do not divide the width, or a size is below 1.
     """
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
+    with globally_seeded(torch.device("cpu"), seed), quiet():
         module = architecture(sizes, len(tokenizer), _ids(tokenizer))
     nn.Module.train(module, False)
     return wrap(module, tokenizer)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from distillspec.errors import UserError
 from distillspec.models.cache import RaggedCache, cache_argument
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
+from distillspec.models.saving import output_layer
 from distillspec.models.session import CachedSession, Source, check_batch, check_context
 
 
@@ -35,7 +37,13 @@ class Seq2SeqBody:
     """
 
     def __init__(
-        self, module: PreTrainedModel, name: str, context: int | None, start_id: int
+        self,
+        module: PreTrainedModel,
+        name: str,
+        context: int | None,
+        start_id: int,
+        *,
+        source_context: int | None,
     ) -> None:
         """Take a model.
 
@@ -44,18 +52,21 @@ class Seq2SeqBody:
             name: What messages call it.
             context: The most tokens the decoder can hold, None for no limit.
             start_id: The decoder's first token, which predicts the first completion token.
+            source_context: The most tokens the encoder can read, None for no limit.
 
         Raises:
-            UserError: if the decoder takes no cache.
+            UserError: if the decoder takes no cache, or the model has no plain output layer.
         """
         self.module = module
         self.name = name
         self.context = context
         self.start_id = start_id
+        self._source_context = source_context
         # The stacks are looked up at each call, so that a wrapper put around them is not bypassed
         self._stacks = cast(Stacks, module)
         decoder = self._stacks.get_decoder()
         self._cache_argument = cache_argument(decoder, name)
+        self._width = output_layer(module, name).in_features
         accepted = inspect.signature(decoder.forward).parameters
         self._numbers_rows = "position_ids" in accepted
         self._relative = getattr(module.config, "relative_attention_num_buckets", None) is not None
@@ -68,7 +79,7 @@ class Seq2SeqBody:
     @property
     def hidden_shape(self) -> tuple[int, torch.dtype]:
         """H and the type of the hidden states."""
-        return self.module.config.hidden_size, self.module.dtype
+        return self._width, self.module.dtype
 
     def prefix(self, prompt: Tensor) -> Tensor:
         """Return the [1] ids that the first emitted token follows: the decoder start token."""
@@ -91,7 +102,7 @@ class Seq2SeqBody:
         if cache.padded:
             arguments["attention_mask"] = cache.mask(k, tokens.device)
             if self._numbers_rows:
-                limit = UNBOUNDED if self.context is None else self.context
+                limit = room_of(self.context)
                 arguments["position_ids"] = cache.positions(k, limit, tokens.device)
         return self._decode(arguments, source)
 
@@ -111,11 +122,25 @@ class Seq2SeqBody:
         tokens = pad_sequence(rows, batch_first=True)
         check_context(self, tokens.shape[1])
         source = self._encode(batch.prompts)
-        states = self._decode({"input_ids": tokens, "use_cache": False}, source)
+        # Every column is text: without a mask some decoders (T5Gemma's) hide each padding id
+        seen = torch.ones_like(tokens)
+        states = self._decode(
+            {"input_ids": tokens, "attention_mask": seen, "use_cache": False}, source
+        )
         return torch.cat([states[i, :n] for i, n in enumerate(batch.lengths)])
 
     def _encode(self, prompts: Sequence[Tensor]) -> Source:
-        """Run the encoder over right-padded sources."""
+        """Run the encoder over right-padded sources.
+
+        Raises:
+            UserError: if one is longer than the encoder can read.
+        """
+        longest, limit = max(map(len, prompts)), self._source_context
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"a source of {longest} tokens is more than the {limit} that the encoder of "
+                f"{self.name} can read: shorten or drop it"
+            )
         tokens = pad_sequence(
             [prompt.to(self.module.device) for prompt in prompts], batch_first=True
         )

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from distillspec.errors import UserError
-from distillspec.models.protocol import UNBOUNDED
+from distillspec.models.protocol import room_of
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class CachedSession:
     @property
     def room(self) -> Tensor:
         """[B] int64: how many more tokens each row's cache can take."""
-        limit = UNBOUNDED if self.model.context is None else self.model.context
-        return limit - torch.tensor(self.cache.lengths, device=self.pending.device)
+        held = torch.tensor(self.cache.lengths, device=self.pending.device)
+        return room_of(self.model.context) - held
 
     def _check_room(self, new: list[int]) -> None:
         context = self.model.context

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from distillspec.errors import UserError
 from distillspec.models.cache import shortened
 from distillspec.models.causal import CausalBody, opened
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
 from distillspec.models.session import CachedSession, Source
 
 COLUMNS = 256
@@ -214,10 +214,12 @@ class StaticBody:
         Raises:
             UserError: naming the model, if not every layer looks at all tokens before.
         """
-        _refuse_windows(body.module, body.name)
+        config = body.module.config.get_text_config(decoder=True)
+        _refuse_windows(config, body.name)
         self.name = body.name
         self.context = body.context
         self._body = body
+        self._layers: int = config.num_hidden_layers
         self._compiled = compiler(body.module.base_model)
 
     @property
@@ -232,14 +234,12 @@ class StaticBody:
 
     def open(self, prompts: Sequence[Tensor]) -> CachedSession:
         """Start one row per prompt (1-D int64 ids); all but its last token are cached."""
-        layers = self._body.module.config.num_hidden_layers
-        cache = StaticRows(layers, len(prompts))
+        cache = StaticRows(self._layers, len(prompts))
         return opened(self, cache, prompts, self._body.module.device)
 
     def run(self, tokens: Tensor, cache: StaticRows, source: Source | None) -> Tensor:
         """Feed [B, k] tokens at the next columns of each row -> [B, k, H] hidden states."""
-        limit = UNBOUNDED if self.context is None else self.context
-        feed = cache.feed(tokens, limit, self.hidden_shape[1])
+        feed = cache.feed(tokens, room_of(self.context), self.hidden_shape[1])
         short = cache.filled and tokens.shape[1] <= LONGEST
         forward = self._compiled if short else self._body.module.base_model
         states: Tensor = forward(
@@ -261,9 +261,9 @@ class StaticBody:
         return self._body.hidden(batch)
 
 
-def _refuse_windows(module: PreTrainedModel, name: str) -> None:
-    kinds = getattr(module.config, "layer_types", None)
-    window = getattr(module.config, "sliding_window", None)
+def _refuse_windows(config: PreTrainedConfig, name: str) -> None:
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
     windowed = any(kind != "full_attention" for kind in kinds) if kinds else window is not None
     if windowed:
         raise UserError(

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
 from distillspec.models.quiet import quiet
 from distillspec.models.saving import output_layer
+from distillspec.models.seeds import globally_seeded
 from distillspec.models.seq2seq import Stacks
 from distillspec.models.text import Tokenizer
-from distillspec.models.wrapping import assemble
+from distillspec.models.wrapping import assemble, config_of
 
 
 class _Inner(Protocol):
@@ -187,11 +188,10 @@ class _Stack:
 
 def _stacks(module: PreTrainedModel, name: str) -> dict[str, _Stack]:
     """Find the lists of layers, by part: `decoder`, and `encoder` where there is one."""
-    if not module.config.is_encoder_decoder:
-        roots: dict[str, nn.Module] = {"decoder": module.base_model}
-    else:
-        halves = cast(Stacks, module)
-        roots = {"decoder": halves.get_decoder(), "encoder": halves.get_encoder()}
+    halves = cast(Stacks, module)
+    roots = {"decoder": halves.get_decoder()}  # of a model of several parts the one for text
+    if module.config.is_encoder_decoder:
+        roots["encoder"] = halves.get_encoder()
     found = {}
     for part, root in roots.items():
         lists = [one for one in root.modules() if isinstance(one, nn.ModuleList)]
@@ -219,16 +219,30 @@ def _cut_config(
     """Copy a config for fewer layers; lists with one entry per layer lose the others."""
     cut = copy.deepcopy(config)
     names = {"decoder": ("num_decoder_layers", "decoder_layers"), "encoder": ("encoder_layers",)}
-    depth = stacks["decoder"].depth
-    for key, value in vars(config).items():
-        if isinstance(value, list) and len(value) == depth and key != "architectures":
-            setattr(cut, key, [value[i] for i in picked["decoder"]])
     for part, layers in picked.items():
+        own = config_of(cut, part)
+        if part == "decoder" or own is not cut:  # where they share it, lists are the decoder's
+            for key, values in _per_layer(own, stacks[part].depth).items():
+                setattr(own, key, [values[i] for i in layers])
         for key in names[part]:
-            if key in vars(config):
-                setattr(cut, key, len(layers))
-    cut.num_hidden_layers = len(picked.get("encoder", picked["decoder"]))
+            if key in vars(own):
+                setattr(own, key, len(layers))
+        own.num_hidden_layers = len(layers)  # the encoder's, which comes last, where they share it
     return cut
+
+
+def _per_layer(config: PreTrainedConfig, depth: int) -> dict[str, list[Any]]:
+    """Return the settings of a config that are lists with an entry for each of its layers.
+
+    Families name them as they please (`layer_types`, `no_rope_layers`, ...), so they are known by
+    their length. Lists of ids, of layers and of classes may have that length by chance.
+    """
+    return {
+        key: value
+        for key, value in vars(config).items()
+        if isinstance(value, list) and len(value) == depth
+        if not key.endswith(("_id", "_ids")) and key not in ("architectures", "mlp_only_layers")
+    }
 
 
 def _cut_state(
@@ -255,27 +269,35 @@ def _narrow_config(
     config: PreTrainedConfig, name: str, width: int, layers: int, heads: int
 ) -> PreTrainedConfig:
     """Copy a config for a smaller model, the feed-forward size shrunk in proportion."""
-    if min(width, layers, heads) < 1 or width % heads or width > config.hidden_size:
+    whole = config_of(config, "decoder").hidden_size
+    if min(width, layers, heads) < 1 or width % heads or width > whole:
         raise UserError(
             f"a narrow draft of {name} needs at least one layer and one head and a width that is "
-            f"a multiple of the heads and at most {config.hidden_size}: got width {width}, "
-            f"{layers} layers, {heads} heads"
+            f"a multiple of the heads and at most {whole}: got width {width}, {layers} layers, "
+            f"{heads} heads"
         )
     small = copy.deepcopy(config)
+    parts = ("decoder", "encoder") if config.is_encoder_decoder else ("decoder",)
+    for own in {id(one): one for one in (config_of(small, part) for part in parts)}.values():
+        _shrink(own, width, layers, heads)
+    return small
+
+
+def _shrink(config: PreTrainedConfig, width: int, layers: int, heads: int) -> None:
+    """Give a config smaller sizes, in place."""
     for key in ("intermediate_size", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"):
         size = getattr(config, key, None)
         if size is not None:
-            setattr(small, key, max(1, size * width // config.hidden_size))
-    for key, value in vars(config).items():
-        if isinstance(value, list) and len(value) == config.num_hidden_layers:
-            setattr(small, key, (value * layers)[:layers] if key != "architectures" else value)
+            setattr(config, key, max(1, size * width // config.hidden_size))
+    for key, values in _per_layer(config, config.num_hidden_layers).items():
+        setattr(config, key, (values * layers)[:layers])
     kinds = ("num_attention", "num_key_value", "encoder_attention", "decoder_attention")
     depth = ("num_decoder_layers", "encoder_layers", "decoder_layers", "num_hidden_layers")
     sizes = dict.fromkeys([f"{kind}_heads" for kind in kinds], heads) | dict.fromkeys(depth, layers)
-    for key, size in (sizes | {"hidden_size": width, "head_dim": width // heads}).items():
+    sizes |= dict.fromkeys(("hidden_size", "cross_attention_hidden_size"), width)
+    for key, size in (sizes | {"head_dim": width // heads}).items():
         if getattr(config, key, None) is not None:
-            setattr(small, key, size)
-    return small
+            setattr(config, key, size)
 
 
 def _fresh(module: PreTrainedModel, config: PreTrainedConfig, *, seed: int) -> PreTrainedModel:
@@ -284,8 +306,7 @@ def _fresh(module: PreTrainedModel, config: PreTrainedConfig, *, seed: int) -> P
     The global generator is left as it was.
     """
     config.dtype = torch.float32
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
+    with globally_seeded(torch.device("cpu"), seed), quiet():
         fresh: PreTrainedModel = type(module)(config)
     nn.Module.float(fresh)
     if module.can_generate():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from distillspec.models.protocol import UNBOUNDED, Batch
+from distillspec.models.protocol import Batch, room_of
 from distillspec.models.vocabulary import Vocabulary
 
 
@@ -214,5 +214,4 @@ class TableSession:
     @property
     def room(self) -> Tensor:
         """[B] int64: how many more tokens each row can take."""
-        limit = UNBOUNDED if self.model.context is None else self.model.context
-        return limit - self.lengths
+        return room_of(self.model.context) - self.lengths

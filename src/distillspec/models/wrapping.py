@@ -2,16 +2,16 @@
 
 Two kinds of model would give wrong text instead of an error: those whose state cannot be rolled
 back, and those that do to their logits something we do not know of. The first are refused by their
-structure, and both by a trial on four tokens.
+structure, and both by a trial on four tokens (`trial.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -24,20 +24,21 @@ from distillspec.errors import UserError
 from distillspec.models.adapter import Body, TransformersModel
 from distillspec.models.causal import CausalBody
 from distillspec.models.heads import Head
-from distillspec.models.modes import evaluation_mode
 from distillspec.models.saving import Trimmed, output_layer, trim_head
 from distillspec.models.seq2seq import Seq2SeqBody
 from distillspec.models.text import Tokenizer
+from distillspec.models.trial import try_out
 
 HuggingFaceModel: TypeAlias = PreTrainedModel
 """A model of transformers, as other rooms call it."""
 HuggingFaceTokenizer: TypeAlias = PreTrainedTokenizerBase
 """A tokenizer of transformers, as other rooms call it."""
 
-TOLERANCE = {torch.float64: 0.01, torch.float32: 0.01}
-"""How far the trial's logits may be off, relative in the 2-norm; wrong ones are off by about 1."""
-HALF_TOLERANCE = 0.25
-"""The same in 16 bits, where one rounding may send a token to another expert."""
+POSITIONS = {
+    "decoder": ("max_position_embeddings", "max_decoder_position_embeddings", "max_seq_len"),
+    "encoder": ("max_position_embeddings", "max_encoder_position_embeddings"),
+}
+"""What configs call the tokens they have positions for (LED and MPT have names of their own)."""
 
 
 def wrap(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TransformersModel:
@@ -110,7 +111,7 @@ def put_together(
     body = _body(module, tokenizer)
     ends = eos_ids(getattr(module, "generation_config", None), module.config, tokenizer)
     model = TransformersModel(module, tokenizer, body, head, ends, trimmed)
-    _try(model, head)
+    try_out(model, head, "with a key-value cache that is rolled back")
     return model
 
 
@@ -147,33 +148,45 @@ def refuse_dtype(config: PreTrainedConfig, dtype: torch.dtype | None, name: str)
 
 def _body(module: PreTrainedModel, tokenizer: Tokenizer) -> Body:
     config = module.config.get_text_config(decoder=True)
-    context = _context(config)
+    context = _context(module.config, "decoder")
     if not module.config.is_encoder_decoder:
         return CausalBody(module, tokenizer.name, context)
-    generation = getattr(module, "generation_config", None)
-    starts = [
-        getattr(settings, "decoder_start_token_id", None)
-        for settings in (module.config, generation)
-        if settings is not None
-    ]
-    # T5 configs before the setting existed start from the padding token
-    starts.append(module.config.pad_token_id)
-    start = next((i for i in starts if i is not None), None)
+    settings = (module.config, getattr(module, "generation_config", None))
+    start = _first(settings, "decoder_start_token_id")
+    if start is None:  # T5 configs before the setting existed start from the padding token
+        start = _first((module.config, config), "pad_token_id")
     if start is None:
         raise UserError(f"{tokenizer.name} has no decoder_start_token_id in its config: add it")
-    return Seq2SeqBody(module, tokenizer.name, context, start)
+    source = _context(module.config, "encoder")
+    return Seq2SeqBody(module, tokenizer.name, context, start, source_context=source)
 
 
-def _context(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens a row can hold, None for no limit.
+def _first(settings: Iterable[PreTrainedConfig | GenerationConfig | None], key: str) -> Any:
+    """Return the first value of a setting that is not None; configs of several parts lack some."""
+    found = (getattr(one, key, None) for one in settings)
+    return next((value for value in found if value is not None), None)
+
+
+def config_of(config: PreTrainedConfig, part: str) -> PreTrainedConfig:
+    """Return what configures the `decoder` or the `encoder`: the config itself, or one within."""
+    own = getattr(config, part, None)
+    if isinstance(own, PreTrainedConfig):
+        return own.get_text_config()
+    # One for both halves has no text config, and transformers would return a copy
+    return config if config.is_encoder_decoder else config.get_text_config(decoder=True)
+
+
+def _context(whole: PreTrainedConfig, part: str) -> int | None:
+    """Return the most tokens a row of the `decoder` or `encoder` can hold, None for no limit.
 
     With `longrope` that is the length of the original training: once any row of a batch passes it,
     every row is turned by other angles, and what is cached already is not.
     """
+    config = config_of(whole, part)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # or one a layer type
     limits: list[int | None] = [
-        getattr(config, "max_position_embeddings", None),
+        *(getattr(config, key, None) for key in POSITIONS[part]),
         *(
             one["original_max_position_embeddings"]
             for one in kinds
@@ -184,7 +197,8 @@ def _context(config: PreTrainedConfig) -> int | None:
 
 
 def _head(module: PreTrainedModel, tokenizer: Tokenizer, kept: Tensor | None) -> Head:
-    config = module.config
+    # Models of several parts keep what is done to the logits in the config of the one that writes
+    config = module.config.get_text_config(decoder=True)
     scaled = bool(getattr(config, "scale_decoder_outputs", False))
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)
@@ -207,66 +221,8 @@ def eos_ids(
 
     A chat model's turn also ends with its tokenizer's own end-of-sequence token.
     """
-    found = None if generation is None else generation.eos_token_id
-    if found is None:
-        found = config.eos_token_id
+    found = _first((generation, config, config.get_text_config(decoder=True)), "eos_token_id")
     ids = [] if found is None else list(found) if isinstance(found, list) else [found]
     if (tokenizer.chat or not ids) and tokenizer.eos_id is not None:
         ids.append(tokenizer.eos_id)
     return tuple(i for i in dict.fromkeys(ids) if 0 <= i < tokenizer.vocabulary.size)
-
-
-@torch.no_grad()
-def _try(model: TransformersModel, head: Head) -> None:
-    """Compare cached, rolled-back logits of four tokens with the model's own uncached ones.
-
-    Raises:
-        UserError: naming the model, if they differ or the model cannot be run like this.
-    """
-    module = model.module
-    try:
-        ids = torch.arange(4, device=model.device) * (
-            min(model.vocabulary.size, _rows(module)) // 4
-        )
-        with evaluation_mode(module):
-            ours, theirs = _logits_with_rollback(model, head, ids), _logits_plain(model, ids)
-    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError, KeyError) as error:
-        raise UserError(
-            f"{model.name} ({type(module).__name__}) cannot be decoded with a key-value cache that "
-            f"is rolled back: {type(error).__name__}: {error}"
-        ) from error
-    off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
-    if not off <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
-        raise UserError(
-            f"{model.name} ({type(module).__name__}) gives other logits after a rollback, or "
-            f"treats its logits in an unknown way (off by {off:.2g}): it cannot be used"
-        )
-
-
-def _rows(module: PreTrainedModel) -> int:
-    """Return how many ids the model can read."""
-    embedding: Callable[[], nn.Module] = module.get_input_embeddings
-    return len(embedding().get_parameter("weight"))
-
-
-def _logits_with_rollback(model: TransformersModel, head: Head, ids: Tensor) -> Tensor:
-    """Feed a wrong token, forget it, and return the logits after the right ones."""
-    session = model.open([ids[:2]])
-    one = torch.ones(1, dtype=torch.int64, device=ids.device)
-    wrong = torch.stack([session.pending, ids[:1]], dim=1)
-    session.extend(wrong, one * 2)
-    session.rollback(one)
-    return head.rows(session.extend(ids[None, 2:], one * 2)[0, -1]).float()
-
-
-def _logits_plain(model: TransformersModel, ids: Tensor) -> Tensor:
-    """Return the transformers model's own logits of the same sequence."""
-    module = model.module
-    if module.config.is_encoder_decoder:
-        start = model.open([ids[:2]]).pending[:, None]
-        logits: Tensor = module(
-            input_ids=ids[None, :2], decoder_input_ids=torch.cat([start, ids[None, 2:]], dim=1)
-        ).logits
-    else:
-        logits = module(input_ids=ids[None]).logits
-    return logits[0, -1].float()

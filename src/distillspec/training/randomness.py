@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from distillspec.models.seeds import globally_seeded
+
 
 def derived(seed: int, *purpose: str | int) -> int:
     """Return 63 bits that depend on the seed and on every part of the purpose."""
@@ -32,6 +34,5 @@ def uniform(seed: int, *purpose: str | int) -> float:
 @contextmanager
 def seeded_dropout(device: torch.device, seed: int, *purpose: str | int) -> Iterator[None]:
     """Let dropout, which only knows the global generators, draw from a seed of its own."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(derived(seed, *purpose))
+    with globally_seeded(device, derived(seed, *purpose)):
         yield
