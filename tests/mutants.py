@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant(
         "greedy draft, soft q",
         speculative._draft,
-        "q_rows.append(run.draft_sampling.probabilities(logits))\n"
+        "q_rows.append(run.rule.draft_sampling.probabilities(logits))\n"
         "        drafted.append(draw(q_rows[-1], uniforms[:, i]))",
         "q_rows.append(Sampling().probabilities(logits))\n"
         "        drafted.append(logits.argmax(-1))",
@@ -193,14 +193,14 @@ MUTANTS = (
     Mutant(
         "the draft ignores its settings",
         speculative._draft,
-        "run.draft_sampling.probabilities(logits)",
+        "run.rule.draft_sampling.probabilities(logits)",
         "Sampling().probabilities(logits)",
         (checks.check_draft_is_target,),
     ),
     Mutant(
         "the target ignores its settings",
         speculative._block,
-        "p = run.sampling.probabilities(logits)",
+        "p = run.rule.sampling.probabilities(logits)",
         "p = Sampling().probabilities(logits)",
         (checks.check_law_truncated, checks.check_greedy_tables, checks.check_draft_is_target),
     ),
@@ -335,16 +335,23 @@ MUTANTS = (
     Mutant(
         "rows are kept in the wrong order",
         state._settle,
-        "session.keep(torch.tensor(rows, device=device))",
-        "session.keep(torch.tensor(rows[::-1], device=device))",
+        "session.keep(torch.tensor(rows))",
+        "session.keep(torch.tensor(rows[::-1]))",
         (checks.check_caches_ragged, checks.check_rows_alone),
     ),
     Mutant(
         "the draft's state is read one token early",
-        speculative._draft,
+        speculative._last,
+        "states[:, -1]",
+        "states[:, 0]",
+        (checks.check_draft_is_target,),
+    ),
+    Mutant(
+        "the draft's state is read one token early in a ragged batch",
+        speculative._last,
         "max(0, n - 1)",
         "max(0, n - 2)",
-        (checks.check_draft_is_target,),
+        (checks.check_rows_alone,),
     ),
     Mutant(
         "states past a row's length are used",
@@ -520,9 +527,9 @@ MUTANTS = (
     # --- lenience ---
     Mutant(
         "lenience is ignored",
-        speculative._score,
-        "run.lenience is lossless",
-        "True",
+        speculative._block,
+        "if run.rule.lossless",
+        "if True",
         (checks.check_lenience, checks.check_lenient_greedy),
     ),
     Mutant(

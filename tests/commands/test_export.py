@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from distillspec.commands import serve_lines
 from distillspec.commands.card import card
 from distillspec.commands.export import owner_of, tell
 from distillspec.models import exporting, load, wrap
@@ -227,6 +228,61 @@ def test_the_card_says_what_was_measured_and_what_was_not(capsys, tmp_path):
     )  # fmt: skip
     assert any("of the rule ratio, and the pair is to be" in one for one in found["warnings"])
     assert set(json.loads((tmp_path / "out" / "serve.json").read_text())) == {"vllm"}
+
+
+def test_the_card_is_of_the_draft_that_is_exported(capsys, tmp_path):
+    """The bug: of two drafts' measurement the first one's figures and γ were taken in silence."""
+    target = saved(tmp_path / "target")
+    drafts = [saved(tmp_path / f"{n}" / "draft", noise=0.05 * n) for n in (1, 8)]
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": f"w6 w{i}"} for i in range(7, 11)])
+    cost = ("--cost", "target=20,draft=2,overhead=1")
+    _, measured, _ = run(
+        capsys, "measure", "--target", target, "--draft", ",".join(map(str, drafts)), "--prompts",
+        prompts, "--gamma", "1..2", "--max-new-tokens", 8, *cost, "--out", tmp_path / "both",
+    )  # fmt: skip
+    alphas = [one["alpha"]["value"] for one in measured["drafts"]]
+    assert abs(alphas[0] - alphas[1]) > 0.01
+    for number, draft in enumerate(drafts):
+        out = tmp_path / f"out{number}"
+        _, found, _ = run(
+            capsys, "export", draft, "--target", target, "--out", out, "--measured",
+            tmp_path / "both",
+        )  # fmt: skip
+        assert not found["warnings"]
+        assert f"α {alphas[number]:.3f}" in (out / "README.md").read_text()
+    third = saved(tmp_path / "third")
+    said = refused(
+        capsys, "export", third, "--target", target, "--out", tmp_path / "out", "--measured",
+        tmp_path / "both",
+    )  # fmt: skip
+    assert f"{third} is none of them" in said
+    run(
+        capsys, "measure", "--target", target, "--draft", drafts[0], "--prompts", prompts,
+        "--gamma", "1..2", "--max-new-tokens", 8, *cost, "--out", tmp_path / "one",
+    )  # fmt: skip
+    _, found, _ = run(
+        capsys, "export", third, "--target", target, "--out", tmp_path / "out", "--measured",
+        tmp_path / "one",
+    )  # fmt: skip
+    (warning,) = found["warnings"]
+    assert f"--measured is of the draft {drafts[0]}, and {third} is exported" in warning
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "openvino"])
+def test_a_target_in_a_gguf_file_becomes_a_folder_for_engines_that_take_folders(engine):
+    pair = serve_lines.Pair(
+        target="models/T.gguf", draft="drafts/kd", gamma=2, rule="ratio", context=512,
+        dtype="float32", target_dtype=None, target_layers=30, encoder_decoder=False,
+    )  # fmt: skip
+    lines = serve_lines.serve_lines(pair)
+    unpack = "distillspec new-draft --target models/T.gguf --layers 0..29 --out target"
+    one = lines[engine]
+    told = one["notes"] if engine == "transformers" else one["commands"]
+    assert unpack in told[0]
+    assert not any("T.gguf" in line for line in one["commands"] if line != unpack)
+    own = lines["llama.cpp"]["commands"]
+    assert len(own) == 2  # the draft is converted, the target as it is
+    assert "llama-server -m models/T.gguf -md draft.gguf" in own[1]
 
 
 def test_the_cards_command_can_be_run_again():

@@ -662,3 +662,15 @@ def test_a_step_that_taught_nothing_enters_no_mean_of_losses():
     assert totals.loss is None
     totals.take([{**row, "loss": 3.0, "left_out": 1}, {**row, "loss": 0.0, "left_out": 2}])
     assert (totals.loss, totals.left_out, totals.tokens) == (3.0, 5, 6)
+
+
+@pytest.mark.parametrize("verb", ["sft", "distill", "measure"])
+def test_an_out_that_is_taken_is_refused_before_anything_is_loaded(capsys, tmp_path, verb):
+    out = tmp_path / "out"
+    Run.create(out, verb="tune", config={}, seed=0, device="cpu")
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": "w6", "target": "w7"}])
+    said = refused(
+        capsys, verb, "--draft", tmp_path / "none", "--prompts", prompts, "--out", out,
+        *(() if verb == "sft" else ("--target", tmp_path / "none")),
+    )  # fmt: skip
+    assert f"holds a run of 'tune', not '{verb}'" in said

@@ -79,7 +79,9 @@ def test_greedy_outputs_are_the_targets_own_and_the_counts_are_those_foreseen(ga
     }  # fmt: skip
     assert result["tau"] == result["tau_forecast"]
     assert result["unmet"] == []
-    assert "11 of 11 outputs are the target's own" in result["verdict"]
+    assert (
+        "11 of 11 outputs, those on the clock included, are the target's own" in result["verdict"]
+    )
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 

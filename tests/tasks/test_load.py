@@ -82,6 +82,7 @@ def test_a_long_line_is_read(tmp_path: Path) -> None:
 
 BAD = [
     (b'{"prompt": "a"', "not JSON"),
+    (b'{"prompt": "a', "not JSON: Unterminated string starting at column 12"),
     (b"plain words", "not JSON"),
     (b"[1, 2]", "expected a JSON object"),
     (b"null", "expected a JSON object"),

@@ -110,6 +110,7 @@ def test_a_row_of_an_unknown_domain_is_named(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ('{"input": "a"}', "no column 'target'"),
+        ('{"messages": []}', "no column 'input' (a chat: keep rows with messages"),
         ('{"input": null, "target": "b"}', "'input' must be a string, not null"),
         ('{"input": 5, "target": "b"}', "'input' must be a string, not int"),
         ('{"input": " ", "target": "b"}', "'input' is empty"),

@@ -68,9 +68,10 @@ def audited(
     *,
     level: float,
     draft: TransformersModel | None = None,
+    what: str = "audit",
 ) -> Audited:
-    """Audit outputs at the tolerance and the number format of the flags, with a bar."""
-    with bar("audit") as report:
+    """Audit outputs at the tolerance and the number format of the flags, with a bar `what`."""
+    with bar(what) as report:
         found = tally(
             target,
             outputs,

@@ -14,11 +14,13 @@ from distillspec.models.exporting import Exported
 from distillspec.studies.store import read_run
 
 
-def read_measured(path: Path) -> dict[str, Any]:
+def read_measured(path: Path, draft: str) -> dict[str, Any]:
     """Read a stored measurement: a run directory of `measure`, or the JSON that it prints.
 
+    Of several drafts' the one of `draft` is returned, as its path ends like the name it has there.
+
     Raises:
-        UserError: it is neither.
+        UserError: it is neither, or of several drafts and not of this one.
     """
     about: dict[str, Any] = {}
     if path.is_dir():
@@ -37,7 +39,22 @@ def read_measured(path: Path) -> dict[str, Any]:
             f"--measured {path}: no measurement of one draft: give the --out of `measure`, or the "
             "JSON line that it prints"
         )
+    several = {one["draft"]: one for one in found.get("drafts", ())}
+    if several:
+        mine = [one for name, one in several.items() if same_draft(draft, name)]
+        if len(mine) != 1:
+            raise UserError(
+                f"--measured {path}: of the drafts {', '.join(several)}, and {draft} is none of "
+                "them; give a measurement of this one"
+            )
+        found = {**found, **mine[0]}
     return {**found, **about}
+
+
+def same_draft(path: str, name: str) -> bool:
+    """Tell whether a path is, or ends with, what `measure` called a draft by."""
+    parts = Path(name).parts
+    return Path(path).parts[-len(parts) :] == parts or Path(path).resolve() == Path(name).resolve()
 
 
 def read_trained(path: Path) -> dict[str, Any]:
@@ -142,6 +159,9 @@ def _trained(trained: Mapping[str, Any] | None) -> list[str]:
     shown = ["recipe", "divergence", "prompts", "target", "rule", "temperature", "optimizer"]
     lines = [f"- {trained['verb']}"]
     lines += [f"- {key}: `{config[key]}`" for key in shown if config.get(key) is not None]
-    lines += [f"- {key}: {result[key]}" for key in ("steps", "tokens", "sources") if key in result]
+    lines += [f"- {key}: {result[key]}" for key in ("steps", "tokens") if key in result]
+    if "sources" in result:
+        steps = ", ".join(f"{name} {count}" for name, count in result["sources"].items())
+        lines.append(f"- steps by source of data: {steps}")
     command = shlex.join(trained["command"])
     return [*lines, f"- command: `{command}`"]

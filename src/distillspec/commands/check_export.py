@@ -44,6 +44,9 @@ from distillspec.studies.serving import (
 )
 from distillspec.tasks import Row
 
+NO_VARIANCE = "nothing left to chance, near ties allowed one call in twenty"
+"""What stands in place of z where a rule leaves no variance."""
+
 
 def run(settings: CheckExport) -> dict[str, Any]:
     """Run the prompts through the engine and hold what it did against the forecast."""
@@ -62,7 +65,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
     answers = answer_all(target, prompts, settings, sampling=sampling, what="target outputs")
     promised = TargetOutputs.of(prompts, answers, sampling)
     engine = ask_engine(settings, target, draft, rows, prompts, sampling, gamma=gamma)
-    law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling)
+    law = _law(settings, target, rows, engine.prompts, engine.drafted, sampling, "with the draft")
     served = held_against(
         target,
         draft,
@@ -76,7 +79,7 @@ def run(settings: CheckExport) -> dict[str, Any]:
     )
     plain = None
     if engine.plain is not None:
-        plain = _law(settings, target, rows, engine.prompts, engine.plain, sampling)
+        plain = _law(settings, target, rows, engine.prompts, engine.plain, sampling, "without it")
     causes += _after(settings, served, law, plain, engine)
     of_law = [f"output law: {point}" for point in law["points_to"]]
     result: dict[str, Any] = {
@@ -164,13 +167,14 @@ def _law(
     prompts: Sequence[Tensor],
     answered: Sequence[Answered],
     sampling: Sampling,
+    how: str,
 ) -> Audit:
-    """Audit what the engine wrote."""
+    """Audit what the engine wrote, `how` for the bar."""
     outputs = [
         Written(row.id, prompt, one.ids, one.blocks, one.reason)
         for row, prompt, one in zip(rows, prompts, answered, strict=True)
     ]
-    return audited(settings, target, outputs, sampling, level=0.05)
+    return audited(settings, target, outputs, sampling, level=0.05, what=f"audit, {how}")
 
 
 def _after(
@@ -255,11 +259,10 @@ def tell(result: dict[str, Any]) -> str:
         f"  τ promised {interval(result['tau_promised'])}, served {interval(result['tau_served'])}",
     ]
     for one in result["rules"]:
-        z = "no variance" if one["z"] is None else f"z = {one['z']:+.2f}"
+        z = NO_VARIANCE if one["z"] is None else f"z = {one['z']:+.2f}"
         mark = "fits" if one["fits"] else "does not fit"
-        lines.append(
-            f"  on its own outputs by {one['rule']}: {interval(one['tau_expected'])}, {z}: {mark}"
-        )
+        rule = f"{one['rule']}, as it is served," if one["rule"] == result["rule"] else one["rule"]
+        lines.append(f"  on its own outputs by {rule} {interval(one['tau_expected'])}, {z}: {mark}")
     lines.append(f"  {interval(result['tokens_per_second'], 1)} tokens a second")
     if result["speedup"] is not None:
         lines.append(f"  speed-up over the same engine alone {interval(result['speedup'])}")

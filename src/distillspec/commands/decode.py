@@ -94,8 +94,9 @@ def _harmless(text: str) -> str:
 
 def tell(result: dict[str, Any]) -> str:
     """Say how the text came about; it has been streamed already."""
+    judged = result["judged"]
+    accepted = f"{result['accepted']} of {judged} judged draft tokens accepted; " if judged else ""
     return (
-        f"{len(result['tokens'])} tokens in {result['target_calls']} target calls; "
-        f"{result['accepted']} of {result['judged']} judged draft tokens accepted; "
+        f"{len(result['tokens'])} tokens in {result['target_calls']} target calls; {accepted}"
         f"ended by {result['finish_reason']}"
     )

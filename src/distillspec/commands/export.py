@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from distillspec.commands.card import card, read_measured, read_trained
+from distillspec.commands.card import card, read_measured, read_trained, same_draft
 from distillspec.commands.pairs import at_least, dtype_of
 from distillspec.commands.progress import console
 from distillspec.commands.serve_lines import ENGINES, Pair, as_markdown, serve_lines
@@ -37,7 +37,9 @@ def run(settings: Export) -> dict[str, Any]:
         if name not in ENGINES:
             raise UserError(f"--engine {name}: {nearest(name, ENGINES)}")
     _make_way(settings.out)
-    measured = None if settings.measured is None else read_measured(settings.measured)
+    measured = (
+        None if settings.measured is None else read_measured(settings.measured, settings.draft)
+    )
     trained = None if settings.trained is None else read_trained(settings.trained)
     gamma = _gamma(settings, measured)
     tokenizer, shape = load_tokenizer(settings.target), shape_of(settings.target)
@@ -72,6 +74,7 @@ def run(settings: Export) -> dict[str, Any]:
         "serve": chosen,
         "measured": measured is not None,
         "warnings": [
+            *_of_sources(settings, measured),
             *_of_prompts_and_rule(settings, templates, measured),
             *_of_sizes(exported, own, shape),
         ],
@@ -108,6 +111,7 @@ def _pair(settings: Export, gamma: int, exported: Exported, own: Shape, target: 
         context=min(contexts, default=None),
         dtype=exported.dtype,
         target_dtype=target.dtype,
+        target_layers=target.layers,
         encoder_decoder=target.encoder_decoder,
     )
 
@@ -123,6 +127,25 @@ def _engines(settings: Export, *, encoder_decoder: bool) -> tuple[str, ...]:
             "alone serves with a draft; give --engine transformers"
         )
     return ("transformers",)
+
+
+def _of_sources(settings: Export, measured: Mapping[str, Any] | None) -> list[str]:
+    """Warn where the card tells of another draft, as far as names can tell."""
+    found = []
+    of = None if measured is None else measured.get("draft")
+    if of is not None and not same_draft(settings.draft, of):
+        found.append(
+            f"--measured is of the draft {of}, and {settings.draft} is exported: "
+            "the card has the figures of that one, and γ is its best unless --gamma gives one"
+        )
+    if settings.trained is not None:
+        made = settings.trained / "draft"
+        if made.resolve() != Path(settings.draft).resolve():
+            found.append(
+                f"--trained made {made}, and {settings.draft} is exported: the card tells how that "
+                "one was trained"
+            )
+    return found
 
 
 def _of_prompts_and_rule(

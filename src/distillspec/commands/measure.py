@@ -35,7 +35,7 @@ from distillspec.studies.forecast import Prompts, forecast, needed
 from distillspec.studies.logged import score_logged
 from distillspec.studies.measure import Finding, Measured, Plan, measure
 from distillspec.studies.outputs import TargetOutputs, score
-from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run
+from distillspec.studies.store import EXAMPLES, OUTPUTS, RESULT, Run, check_place
 from distillspec.studies.transcripts import examples, transcripts
 from distillspec.tasks import Row
 
@@ -133,6 +133,8 @@ def _measured(settings: Measure, cost: Cost | None, gammas: tuple[int, ...]) -> 
         seed=settings.seed,
     )
     names = names_of("--draft", settings.draft)
+    if settings.out is not None:
+        check_place(settings.out, "measure")
     target, *loaded = load_together(
         settings.target, list(names.values()), dtype=settings.dtype, device=settings.device
     )

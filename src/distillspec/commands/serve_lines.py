@@ -18,7 +18,7 @@ class Pair:
     """What is served."""
 
     target: str
-    """Folder or hub name of the target."""
+    """Folder, hub name or GGUF file of the target."""
     draft: str
     """Folder of the exported draft."""
     gamma: int
@@ -31,8 +31,29 @@ class Pair:
     """Type of the draft's weights."""
     target_dtype: str | None
     """Type of the target's weights, in which vLLM and SGLang run both; None where not known."""
+    target_layers: int
+    """Layers of the target's decoder."""
     encoder_decoder: bool
     """Whether both models are encoder-decoders."""
+
+    @property
+    def gguf(self) -> bool:
+        """Whether the target is a GGUF file, which llama.cpp alone takes as it is."""
+        return self.target.endswith(".gguf")
+
+    @property
+    def folder(self) -> str:
+        """The target for engines that take folders."""
+        return "target" if self.gguf else self.target
+
+    @property
+    def unpacking(self) -> list[str]:
+        """The line that makes this folder of a GGUF file: all of its layers, in float32."""
+        if not self.gguf:
+            return []
+        layers = f"0..{self.target_layers - 1}"
+        words = ("--target", self.target, "--layers", layers, "--out", self.folder)
+        return [_line("distillspec", "new-draft", *words)]
 
 
 def serve_lines(pair: Pair) -> dict[str, dict[str, Any]]:
@@ -52,7 +73,7 @@ def _line(*words: object) -> str:
 
 def _whole(pair: Pair) -> tuple[list[str], list[str]]:
     """Return the words, and the note on them, that keep a float32 pair as it was measured."""
-    if pair.target_dtype != "float32":
+    if pair.target_dtype != "float32" and not pair.gguf:
         return [], []
     note = (
         "--dtype float32: weights of 32 bits are served in 16 otherwise, as another pair than the "
@@ -66,8 +87,8 @@ def _transformers(pair: Pair) -> dict[str, Any]:
     family = "AutoModelForSeq2SeqLM" if pair.encoder_decoder else "AutoModelForCausalLM"
     code = (
         f"from transformers import {family}, AutoTokenizer\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({pair.target!r})\n"
-        f"target = {family}.from_pretrained({pair.target!r})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({pair.folder!r})\n"
+        f"target = {family}.from_pretrained({pair.folder!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
         'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
         # The neutral ones too: those of the target's generation_config.json count otherwise
@@ -80,6 +101,7 @@ def _transformers(pair: Pair) -> dict[str, Any]:
         "language": "python",
         "rule": "ratio",
         "notes": [
+            *(f"The folder of the target: `{line}`." for line in pair.unpacking),
             "A chat model's ids come from tokenizer.apply_chat_template(messages, "
             "add_generation_prompt=True).",
             "Batch 1 only. γ and the threshold are read from the draft's generation_config.json: "
@@ -98,7 +120,7 @@ def _vllm(pair: Pair) -> dict[str, Any]:
     }
     length = [] if pair.context is None else ["--max-model-len", pair.context]
     dtype, whole = _whole(pair)
-    words = ["vllm", "serve", pair.target, *dtype, *length, "--speculative-config"]
+    words = ["vllm", "serve", pair.folder, *dtype, *length, "--speculative-config"]
     words.append(json.dumps(config))
     notes = [
         *whole,
@@ -110,7 +132,7 @@ def _vllm(pair: Pair) -> dict[str, Any]:
     if pair.rule == "exact-match":
         notes.append("vLLM has no exact-match rule; this line drafts greedily.")
     return {
-        "commands": [_line(*words)],
+        "commands": [*pair.unpacking, _line(*words)],
         "language": "sh",
         "rule": "ratio" if probabilistic else "argmax",
         "config": config,
@@ -121,13 +143,13 @@ def _vllm(pair: Pair) -> dict[str, Any]:
 def _sglang(pair: Pair) -> dict[str, Any]:
     dtype, whole = _whole(pair)
     words = [
-        "python", "-m", "sglang.launch_server", "--model-path", pair.target, *dtype,
+        "python", "-m", "sglang.launch_server", "--model-path", pair.folder, *dtype,
         "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft,
         "--speculative-num-steps", pair.gamma, "--speculative-eagle-topk", 1,
         "--speculative-num-draft-tokens", pair.gamma + 1,
     ]  # fmt: skip
     return {
-        "commands": [_line(*words)],
+        "commands": [*pair.unpacking, _line(*words)],
         "language": "sh",
         "rule": "argmax",
         "notes": [
@@ -139,12 +161,12 @@ def _sglang(pair: Pair) -> dict[str, Any]:
 
 def _llama_cpp(pair: Pair) -> dict[str, Any]:
     outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[pair.dtype]
-    convert = "convert_hf_to_gguf.py"
+    convert = ("python", "convert_hf_to_gguf.py")
+    target = pair.target if pair.gguf else "target.gguf"
     probabilistic = pair.rule == "ratio"
     length = [] if pair.context is None else ["-c", pair.context]
     notes = [
-        "convert_hf_to_gguf.py comes with llama.cpp's sources. A target given as a GGUF file "
-        "needs no conversion.",
+        "convert_hf_to_gguf.py comes with llama.cpp's sources.",
         "Without --spec-type draft-simple the draft is loaded and never asked. Builds before "
         "--spec-draft-n-max call it --draft-max, have no --spec-type and draft greedily.",
         "--spec-draft-p-min 0: otherwise drafts end early where the draft is not sure. --metrics: "
@@ -156,10 +178,13 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
         notes.append("llama-server has no exact-match rule; this line drafts greedily.")
     return {
         "commands": [
-            _line("python", convert, pair.target, "--outtype", outtype, "--outfile", "target.gguf"),
-            _line("python", convert, pair.draft, "--outtype", outtype, "--outfile", "draft.gguf"),
+            *(
+                [] if pair.gguf
+                else [_line(*convert, pair.target, "--outtype", outtype, "--outfile", target)]
+            ),
+            _line(*convert, pair.draft, "--outtype", outtype, "--outfile", "draft.gguf"),
             _line(
-                "llama-server", "-m", "target.gguf", "-md", "draft.gguf", *length,
+                "llama-server", "-m", target, "-md", "draft.gguf", *length,
                 "--spec-type", "draft-simple", "--spec-draft-n-max", pair.gamma,
                 "--spec-draft-p-min", 0, "--spec-draft-sampling",
                 "probabilistic" if probabilistic else "greedy", "--metrics",
@@ -181,7 +206,8 @@ def _openvino(pair: Pair) -> dict[str, Any]:
     )
     return {
         "commands": [
-            _line(*export, "--weight-format", weights, "--model", pair.target, "target-ov"),
+            *pair.unpacking,
+            _line(*export, "--weight-format", weights, "--model", pair.folder, "target-ov"),
             _line(*export, "--weight-format", weights, "--model", pair.draft, "draft-ov"),
         ],
         "language": "sh",

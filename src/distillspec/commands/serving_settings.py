@@ -61,21 +61,22 @@ class Export:
     draft: str = field(metadata={"positional": True})
     """Folder, hub name or GGUF file of the draft."""
     target: str
-    """Folder or hub name of the target: its tokenizer, chat template and number of rows are
-    written."""
+    """Folder, hub name or GGUF file of the target: its tokenizer, chat template and number of rows
+    are written."""
     out: Path
     """Folder to write; it must not exist, or be empty."""
     engine: tuple[str, ...] = ()
     """Engines to write launch lines for: transformers, vllm, sglang, llama.cpp, openvino; leave
     out for all."""
     gamma: int | None = None
-    """Drafted tokens per block; leave out for the best of --measured."""
+    """Drafted tokens per block; may be left out with --measured, whose best is taken then."""
     rule: LosslessRule = "ratio"
     """How drafted tokens are to be judged, where the engine leaves a choice."""
     dtype: DType = "auto"
     """Type of the weights; auto is the draft's own."""
     measured: Path | None = None
-    """Run directory of measure, or the JSON it printed: what the model card says of acceptance."""
+    """Run directory of measure, or the JSON it printed: what the model card says of acceptance. Of
+    several drafts' measurement the part of this one."""
     trained: Path | None = None
     """Run directory of sft or distill: what the model card says of the data and the recipe."""
 
@@ -91,7 +92,7 @@ class CheckExport:
     draft: str = field(metadata={"positional": True})
     """Folder that `export` wrote."""
     target: str
-    """Folder or hub name of the target."""
+    """Folder, hub name or GGUF file of the target."""
     prompts: str
     """Prompt file, task, or TASK=FILE; use prompts that the draft was not trained on."""
     gamma: int | None = None

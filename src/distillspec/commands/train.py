@@ -27,7 +27,7 @@ from distillspec.models.adapter import TransformersModel
 from distillspec.models.lora import add_lora, check_lora
 from distillspec.models.widths import widen
 from distillspec.settings import as_dict
-from distillspec.studies.store import Run
+from distillspec.studies.store import Exists, Run, check_place
 from distillspec.training.cache import HiddenCache
 from distillspec.training.data import Batches
 from distillspec.training.distill import check_cut, check_reference, distill
@@ -43,7 +43,7 @@ def run_sft(settings: Sft) -> dict[str, Any]:
     """Fine-tune a draft on hard labels."""
     with launched() as processes:
         with processes.together():
-            _check(settings)
+            _check("sft", settings)
             recipe = sft_recipe(settings)
         return _without_target("sft", recipe, settings, processes)
 
@@ -52,7 +52,7 @@ def run_distill(settings: Distill) -> dict[str, Any]:
     """Distil a draft toward its target; with --held-out, say whether it changed anything."""
     with launched() as processes:
         with processes.together():
-            _check(settings)
+            _check("distill", settings)
             at_least(1, settings, "gamma")
             if settings.state_memory < 0:
                 raise UserError(
@@ -165,8 +165,9 @@ def _without_target(
     return train(steps, draft, state, record, rows, settings, earlier)
 
 
-def _check(settings: Train) -> None:
+def _check(verb: str, settings: Train) -> None:
     """Refuse what cannot work before anything is loaded."""
+    check_place(settings.out, verb, _exists(settings))
     at_least(1, settings, "keep")
     if settings.lora is not None:
         at_least(1, settings, "lora")
@@ -200,8 +201,13 @@ def _open(verb: str, draft: TransformersModel, state: State, settings: Train) ->
         },
         seed=settings.seed,
         device=str(draft.device),
-        exists="continue" if settings.resume else "refuse",
+        exists=_exists(settings),
     )
+
+
+def _exists(settings: Train) -> Exists:
+    """Say what becomes of an earlier run in --out."""
+    return "continue" if settings.resume else "refuse"
 
 
 def tell(result: dict[str, Any]) -> str:

@@ -222,7 +222,9 @@ def _block(run: _Run, state: State, chosen: Sequence[int]) -> Block:
         tokens[:, 1:],
         lengths=torch.tensor(gammas),
         uniforms=torch.cat([uniforms[:, run.limit : run.limit + width], uniforms[:, -1:]], dim=1),
-        score=_score(run, logits),
+        score=None
+        if run.rule.lossless
+        else lenient_score(logits, run.rule.sampling, run.rule.lenience),
     )
 
     # 5. Emit the accepted tokens and the target's own, up to a stop token. Repeat.
@@ -284,13 +286,6 @@ def _last(states: Tensor, fed: list[int]) -> Tensor:
         return states[:, -1]
     places = torch.tensor([max(0, n - 1) for n in fed])
     return states[torch.arange(len(fed)), places]
-
-
-def _score(run: _Run, logits: Tensor) -> Tensor | None:
-    """Return what replaces p in the acceptance test; None for p itself."""
-    if run.rule.lossless:
-        return None
-    return lenient_score(logits, run.rule.sampling, run.rule.lenience)
 
 
 def _emit(

@@ -45,6 +45,8 @@ class Shape:
     """Whether it is an encoder-decoder."""
     dtype: str | None
     """Type of its weights, such as float32; None where the config names none."""
+    layers: int
+    """Of its decoder."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def shape_of(path_or_name: str | Path) -> Shape:
         use_cache=bool(getattr(config, "use_cache", True)),
         encoder_decoder=bool(whole.is_encoder_decoder),
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        layers=int(config.num_hidden_layers),
     )
 
 

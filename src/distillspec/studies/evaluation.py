@@ -177,7 +177,8 @@ def verdict(result: Evaluation) -> str:
         )
     same = result["same_output"]
     if same is not None:
-        said += f"; {same['identical']} of {same['checked']} outputs are the target's own"
+        clocked = "" if timed is None else ", those on the clock included,"
+        said += f"; {same['identical']} of {same['checked']} outputs{clocked} are the target's own"
         if same["near_ties"]:
             said += f", {same['near_ties']} differ from it at a near tie"
         if same["different"]:

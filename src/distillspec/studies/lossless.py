@@ -211,7 +211,7 @@ def _causes(tests: Sequence[Test], wrong: Sequence[Impossible], sampling: Sampli
     found = []
     if wrong:
         what = (
-            "not the target's greedy choice"
+            "not the target's greedy choice: were they drawn at temperature 0?"
             if sampling.temperature == 0
             else "never drawn by the stated sampler: another top-k, top-p or model"
         )

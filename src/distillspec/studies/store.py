@@ -220,8 +220,12 @@ def _writing(path: Path) -> Iterator[None]:
         raise UnwritableError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
-    """Make way for a run; True if it goes on with the one that is there."""
+def check_place(folder: Path, verb: str, exists: Exists = "refuse") -> bool:
+    """Tell whether a folder holds an earlier run of the verb, which may be gone on with or go.
+
+    Raises:
+        UserError: it holds other things, or an earlier run although `exists` forbids it.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     if not folder.is_dir() or not (folder / RECORD).is_file():
@@ -235,6 +239,13 @@ def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
     bare = [path.name for path in folder.iterdir()] == [RECORD]
     if exists == "refuse" and not bare:
         raise UserError(f"{folder}: holds an earlier run; give --out a new folder, or remove it")
+    return True
+
+
+def _earlier(folder: Path, verb: str, exists: Exists) -> bool:
+    """Make way for a run; True if it goes on with the one that is there."""
+    if not check_place(folder, verb, exists):
+        return False
     if exists != "continue":
         real = folder.resolve()  # a link stays, and leads to the new run
         shutil.rmtree(real)

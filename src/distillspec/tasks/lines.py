@@ -112,7 +112,8 @@ def object_of(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise InvalidRowError(f"not JSON: {error.msg} at column {error.colno}") from error
+        what = error.msg.removesuffix(" at")
+        raise InvalidRowError(f"not JSON: {what} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRowError(f"not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -115,6 +115,7 @@ def _value(record: Mapping[str, Any], column: str, default: str | None = None) -
         if not isinstance(value, Mapping) or key not in value:
             if default is not None:
                 return default
-            raise InvalidRowError(f"no column {column!r}")
+            chat = " (a chat: keep rows with messages in another file)"
+            raise InvalidRowError(f"no column {column!r}{chat if 'messages' in record else ''}")
         value = value[key]
     return value
