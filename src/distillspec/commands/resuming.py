@@ -77,8 +77,6 @@ def earlier_run(state: State, settings: Train) -> Earlier | None:
         if name not in allowed:
             raise UserError(f"--allow-change {name}: no such setting; {nearest(name, allowed)}")
     if not settings.resume:
-        if settings.allow_change:
-            raise UserError("--allow-change does nothing without --resume; leave it out")
         return None
     newest = checkpoint.newest(settings.out / CHECKPOINTS)
     if newest is None:

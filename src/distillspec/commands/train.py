@@ -167,6 +167,8 @@ def _without_target(
 
 def _check(verb: str, settings: Train) -> None:
     """Refuse what cannot work before anything is loaded."""
+    if settings.allow_change and not settings.resume:
+        raise UserError("--allow-change does nothing without --resume; leave it out")
     check_place(settings.out, verb, _exists(settings))
     at_least(1, settings, "keep")
     if settings.lora is not None:
