@@ -8,16 +8,20 @@ import shutil
 from verbs import WORDS, refused, run, saved, write_rows
 
 
+def bounds_of(capsys, tmp_path, target, *drafts):
+    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": word} for word in WORDS[:6]])
+    code, found, _ = run(
+        capsys, "bounds", "--target", target, "--draft", ",".join(map(str, drafts)), "--prompts",
+        prompts, "--max-new-tokens", 5, "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0
+    return found["drafts"]
+
+
 def test_bounds_of_two_drafts(capsys, tmp_path):
     target = saved(tmp_path / "target")
     near, far = saved(tmp_path / "near", noise=0.02), saved(tmp_path / "far", noise=0.3)
-    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": word} for word in WORDS[:6]])
-    code, found, _ = run(
-        capsys, "bounds", "--target", target, "--draft", f"{near},{far}", "--prompts", prompts,
-        "--max-new-tokens", 5, "--out", tmp_path / "run",
-    )  # fmt: skip
-    assert code == 0
-    one, other = found["drafts"]
+    one, other = bounds_of(capsys, tmp_path, target, near, far)
     assert (one["draft"], other["draft"]) == ("near", "far")
     assert one["alpha"]["value"] > other["alpha"]["value"]
     assert one["kl"]["value"] < other["kl"]["value"]
@@ -36,13 +40,7 @@ def test_a_drafts_outputs_end_where_the_targets_would(capsys, tmp_path):
     shutil.copytree(near, other)
     file = other / "generation_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [*range(6, 30)]}))
-    prompts = write_rows(tmp_path / "p.jsonl", [{"prompt": word} for word in WORDS[:6]])
-    code, found, _ = run(
-        capsys, "bounds", "--target", target, "--draft", f"{near},{other}", "--prompts", prompts,
-        "--max-new-tokens", 5, "--out", tmp_path / "run",
-    )  # fmt: skip
-    assert code == 0
-    one, two = found["drafts"]
+    one, two = bounds_of(capsys, tmp_path, target, near, other)
     assert {**one, "draft": ""} == {**two, "draft": ""}
 
 

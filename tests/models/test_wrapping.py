@@ -131,17 +131,24 @@ def test_a_start_token_that_is_the_padding_is_seen_in_teacher_forced_passes():
     assert torch.allclose(model.hidden(BATCH.part([0])), cached, atol=1e-5)
 
 
-def test_a_head_that_is_off_by_a_tenth_is_refused_in_16_bits():
-    """That much is let through after a rollback, for models of experts, but not on equal states."""
+def strange(factor):
+    """Make a model that multiplies its logits, which no config tells."""
 
     class Strange(type(module("llama"))):
         def forward(self, **arguments):
             output = super().forward(**arguments)
-            output.logits = output.logits * 0.9
+            output.logits = output.logits * factor
             return output
 
-    made = module("llama").bfloat16()
+    made = module("llama")
     made.__class__ = Strange
+    return made
+
+
+def test_a_head_that_is_off_by_a_tenth_is_refused_in_16_bits():
+    """That much is let through after a rollback, for models of experts, but not on equal states."""
+
+    made = strange(0.9).bfloat16()
     with pytest.raises(UserError, match=r"Strange.*unknown way \(off by 0.1"):
         wrap(made, word_tokenizer())
 
@@ -186,14 +193,7 @@ def test_a_hook_on_the_output_layer_is_obeyed_for_some_ids_too():
 
 
 def test_an_unknown_treatment_of_logits_is_refused_by_name():
-    class Strange(type(module("llama"))):
-        def forward(self, **arguments):
-            output = super().forward(**arguments)
-            output.logits = output.logits * 3.0
-            return output
-
-    made = module("llama")
-    made.__class__ = Strange
+    made = strange(3.0)
     with pytest.raises(UserError, match="Strange.*unknown way"):
         wrap(made, word_tokenizer())
 
