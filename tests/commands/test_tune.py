@@ -136,9 +136,10 @@ def test_a_candidate_that_leaves_the_numbers_is_out_and_the_others_go_on(
 
 
 def test_a_search_in_which_nothing_moves_stops(capsys, arguments):
+    # 1e-30 changes no float32 weight. At 1e-9 all four prompts may rise by a little, and once did.
     code, found, _ = run(
         capsys, *arguments, "--minutes", 0.01, "--divergences", "forward_kl", "--mixtures",
-        "draft,fixed", "--learning-rates", "1e-9",
+        "draft,fixed", "--learning-rates", "1e-30",
     )  # fmt: skip
     assert code == 0
     assert found["stopped"] == "nothing moved"
