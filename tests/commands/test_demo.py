@@ -13,6 +13,7 @@ import pytest
 
 from distillspec import cli
 from distillspec.commands import demo
+from distillspec.commands.lab import Budget
 from distillspec.commands.settings import Demo
 from distillspec.models import load, wrap
 from distillspec.tasks import hub
@@ -57,6 +58,16 @@ def test_the_whole_path_on_a_tiny_target(capsys, tmp_path, monkeypatch):
     check(found, out)
     # Soft labels of a random target teach what single samples of it cannot.
     assert found["comparison"]["alpha_difference"][0]["value"] > 0
+
+
+def test_a_budget_that_measuring_overdraws_is_told(capsys):
+    """At first `--minutes 4` took more than eight on a slow machine without a word."""
+    assert demo._beside(Budget(600.0), 200.0) == pytest.approx(400.0, abs=1)
+    assert not capsys.readouterr().err
+    assert demo._beside(Budget(240.0), 420.0) == demo.LEAST
+    told = capsys.readouterr().err
+    assert "measuring alone takes about 7.0 minutes" in told
+    assert "will take about 8," in told
 
 
 def test_a_benchmarks_evaluation_rows_are_not_trained_on(monkeypatch):

@@ -54,6 +54,8 @@ RACE_TOKENS = 40
 """Length limit of the runs on the clock: more prompts tell more than longer answers."""
 SERVED = (Sampling(), GREEDY)
 """The samplers the pair is measured at."""
+LEAST = 60.0
+"""Seconds that answers and training get at least."""
 KEEP_IDS = 8192
 """Size of the draft's trimmed head: a sixth of the vocabulary holds nearly all of the answers."""
 WRITERS = 64
@@ -104,8 +106,7 @@ def run(settings: Demo) -> dict[str, Any]:
         prompts = prompt_ids(target.tokenizer, sides.held_out[:HELD_OUT])
         held = _held_out(target, prompts, settings.seed)
     plan = _plan(settings.seed)
-    reserve = _measuring_seconds(target, prompts[0], plan)
-    available = max(60.0, budget.left - reserve)
+    available = _beside(budget, _measuring_seconds(target, prompts[0], plan))
     seconds = {stage: share * available for stage, share in SHARES.items()}
     with budget.part("data"):
         data, cache = _training_data(target, sides.train, settings.seed, seconds["data"])
@@ -240,6 +241,18 @@ def _measuring_seconds(target: TransformersModel, prompt: Tensor, plan: Plan) ->
     timings = TABLE_PROMPTS * (PASSES * sum(passes.values()) + blocks)
     race = 4 * plan.clock_prompts * plan.max_new_tokens * passes[1]
     return 1.5 * len(SERVED) * (timings + race)
+
+
+def _beside(budget: Budget, measuring: float) -> float:
+    """Return the seconds that measuring leaves, and say so where the budget will be overdrawn."""
+    left = budget.left - measuring
+    if left < LEAST:
+        console().print(
+            f"measuring alone takes about {measuring / 60:.1f} minutes on this machine: the demo "
+            f"will take about {(budget.seconds + LEAST - left) / 60:.0f}, {LEAST:g} seconds of them for "
+            "answers and training; a draft needs more of these to be any good"
+        )
+    return max(LEAST, left)
 
 
 def _training_data(
