@@ -54,8 +54,6 @@ RACE_TOKENS = 40
 """Length limit of the runs on the clock: more prompts tell more than longer answers."""
 SERVED = (Sampling(), GREEDY)
 """The samplers the pair is measured at."""
-LEAST = 60.0
-"""Seconds that answers and training get at least."""
 KEEP_IDS = 8192
 """Size of the draft's trimmed head: a sixth of the vocabulary holds nearly all of the answers."""
 WRITERS = 64
@@ -244,15 +242,20 @@ def _measuring_seconds(target: TransformersModel, prompt: Tensor, plan: Plan) ->
 
 
 def _beside(budget: Budget, measuring: float) -> float:
-    """Return the seconds that measuring leaves, and say so where the budget will be overdrawn."""
-    left = budget.left - measuring
-    if left < LEAST:
+    """Return the seconds for answers and training: what measuring leaves, or half if that is more.
+
+    Passes that were timed in a busy moment must not leave a draft untrained. Says so where the
+    budget will be overdrawn.
+    """
+    half = budget.left / 2
+    available = max(half, budget.left - measuring)
+    if measuring > half:
         console().print(
-            f"measuring alone takes about {measuring / 60:.1f} minutes on this machine: the demo "
-            f"will take about {(budget.seconds + LEAST - left) / 60:.0f}, {LEAST:g} seconds of them for "
-            "answers and training; a draft needs more of these to be any good"
+            f"--minutes {budget.seconds / 60:g}: measuring is foreseen to take "
+            f"{measuring / 60:.1f} minutes at the speed this machine has now, so that the demo "
+            f"will take about {(budget.seconds + measuring - half) / 60:.0f}"
         )
-    return max(LEAST, left)
+    return available
 
 
 def _training_data(
