@@ -142,14 +142,15 @@ def test_llama_cpps_server_is_told_to_ask_the_draft(monkeypatch):
     module.CommonParams, module.Server = Attributes, Server
     simple = module.common_speculative_type = Attributes()
     monkeypatch.setattr("threading.Event", lambda: SimpleNamespace(wait=lambda: None))
-    name = "llama_cpp_server.py"
-    engine_example(monkeypatch, name, module, "t.gguf", "--draft", "d.gguf", "--gamma", 3)
+    flags = ("t.gguf", "--name", "T", "--draft", "d.gguf", "--gamma", 3)
+    engine_example(monkeypatch, "llama_cpp_server.py", module, *flags)
     (params,) = served
     draft = params.speculative.draft
     assert (params.model.path, draft.mparams.path, draft.n_max) == ("t.gguf", "d.gguf", 3)
     assert params.speculative.types == [simple.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     assert params.endpoint_metrics is True
-    assert draft.probabilistic is False
+    assert params.model_alias == {"T"}
+    assert draft.probabilistic is True  # as the line of `export`, and as `check-export` takes it
 
 
 def test_every_engine_example_is_tested_and_fits_a_screen_or_two():
