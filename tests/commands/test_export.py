@@ -268,13 +268,52 @@ def test_the_card_is_of_the_draft_that_is_exported(capsys, tmp_path):
     assert f"--measured is of the draft {drafts[0]}, and {third} is exported" in warning
 
 
+def lines_of(target="T", *, dtype="float32", target_dtype=None):
+    """Return the launch lines of a pair whose weights have these types."""
+    pair = serve_lines.Pair(
+        target=target, draft="drafts/kd", gamma=2, rule="ratio", context=512, dtype=dtype,
+        target_dtype=target_dtype, target_layers=30, encoder_decoder=False,
+    )  # fmt: skip
+    return serve_lines.serve_lines(pair)
+
+
+@pytest.mark.parametrize(
+    ("target_dtype", "dtype", "gguf", "openvino"),
+    [
+        ("bfloat16", "float32", ("bf16", "f32"), ("fp32", "fp32")),
+        ("float32", "bfloat16", ("f32", "bf16"), ("fp32", "fp32")),
+        ("float16", "float32", ("f16", "f32"), ("fp16", "fp32")),
+        (None, "float16", ("f16", "f16"), ("fp16", "fp16")),
+        ("float64", "float16", ("f32", "f16"), ("fp32", "fp16")),
+        ("float32", "float64", ("f32", "f32"), ("fp32", "fp32")),
+    ],
+)
+def test_each_model_is_converted_in_its_own_type(target_dtype, dtype, gguf, openvino):
+    """The target was given the draft's, and the pair was another than the one that was measured.
+    OpenVINO has no bfloat16, and float32 holds it; nothing holds a float64, which ended in a
+    KeyError."""
+    lines = lines_of(dtype=dtype, target_dtype=target_dtype)
+    for name, flag, types in (
+        ("llama.cpp", "--outtype", gguf),
+        ("openvino", "--weight-format", openvino),
+    ):
+        commands = lines[name]["commands"]
+        for line, model, one in zip(commands, ("T", "drafts/kd"), types, strict=False):
+            assert f" {model} " in line
+            assert f"{flag} {one} " in line
+        told = [note for note in lines[name]["notes"] if "float64" in note]
+        assert len(told) == ("float64" in (target_dtype, dtype))
+
+
+def test_the_folder_of_a_gguf_file_is_converted_as_float32():
+    """`new-draft` writes it so, whatever the draft's type."""
+    lines = lines_of("models/T.gguf", dtype="float16")
+    assert "--weight-format fp32 --model target " in lines["openvino"]["commands"][1]
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "openvino"])
 def test_a_target_in_a_gguf_file_becomes_a_folder_for_engines_that_take_folders(engine):
-    pair = serve_lines.Pair(
-        target="models/T.gguf", draft="drafts/kd", gamma=2, rule="ratio", context=512,
-        dtype="float32", target_dtype=None, target_layers=30, encoder_decoder=False,
-    )  # fmt: skip
-    lines = serve_lines.serve_lines(pair)
+    lines = lines_of("models/T.gguf")
     unpack = "distillspec new-draft --target models/T.gguf --layers 0..29 --out target"
     one = lines[engine]
     told = one["notes"] if engine == "transformers" else one["commands"]

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "openvino")
+GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+"""What llama.cpp's converter calls the types of weights that it has."""
+OPENVINO_TYPES = {"float32": "fp32", "bfloat16": "fp32", "float16": "fp16"}
+"""Likewise optimum-intel's, which has no bfloat16: float32 holds all of it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class Pair:
     dtype: str
     """Type of the draft's weights."""
     target_dtype: str | None
-    """Type of the target's weights, in which vLLM and SGLang run both; None where not known."""
+    """Type of the target's weights, in which vLLM and SGLang run both; None where not known, and
+    the draft's is taken."""
     target_layers: int
     """Layers of the target's decoder."""
     encoder_decoder: bool
@@ -45,6 +51,11 @@ class Pair:
     def folder(self) -> str:
         """The target for engines that take folders."""
         return "target" if self.gguf else self.target
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """Types of the target's weights in its folder, and of the draft's."""
+        return "float32" if self.gguf else self.target_dtype or self.dtype, self.dtype
 
     @property
     def unpacking(self) -> list[str]:
@@ -81,6 +92,17 @@ def _whole(pair: Pair) -> tuple[list[str], list[str]]:
         "--dtype bfloat16, or float16, whichever the server's log names."
     )
     return ["--dtype", "float32"], [note]
+
+
+def _converted(pair: Pair, types: Mapping[str, str]) -> tuple[str, str, list[str]]:
+    """Return what a converter calls the types of target and draft, and a note on other types."""
+    target, draft = (types.get(one, types["float32"]) for one in pair.dtypes)
+    notes = [
+        f"The converter has no {one}: such weights become float32, and where that rounds them, "
+        "the pair is another than the one that was measured."
+        for one in sorted({*pair.dtypes} - {*types})
+    ]
+    return target, draft, notes
 
 
 def _transformers(pair: Pair) -> dict[str, Any]:
@@ -160,12 +182,13 @@ def _sglang(pair: Pair) -> dict[str, Any]:
 
 
 def _llama_cpp(pair: Pair) -> dict[str, Any]:
-    outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[pair.dtype]
+    target_type, draft_type, other = _converted(pair, GGUF_TYPES)
     convert = ("python", "convert_hf_to_gguf.py")
     target = pair.target if pair.gguf else "target.gguf"
     probabilistic = pair.rule == "ratio"
     length = [] if pair.context is None else ["-c", pair.context]
     notes = [
+        *other,
         "convert_hf_to_gguf.py comes with llama.cpp's sources.",
         "Without --spec-type draft-simple the draft is loaded and never asked. Builds before "
         "--spec-draft-n-max call it --draft-max, have no --spec-type and draft greedily.",
@@ -180,9 +203,9 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
         "commands": [
             *(
                 [] if pair.gguf
-                else [_line(*convert, pair.target, "--outtype", outtype, "--outfile", target)]
+                else [_line(*convert, pair.target, "--outtype", target_type, "--outfile", target)]
             ),
-            _line(*convert, pair.draft, "--outtype", outtype, "--outfile", "draft.gguf"),
+            _line(*convert, pair.draft, "--outtype", draft_type, "--outfile", "draft.gguf"),
             _line(
                 "llama-server", "-m", target, "-md", "draft.gguf", *length,
                 "--spec-type", "draft-simple", "--spec-draft-n-max", pair.gamma,
@@ -197,7 +220,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
 
 
 def _openvino(pair: Pair) -> dict[str, Any]:
-    weights = {"float32": "fp32", "bfloat16": "fp16", "float16": "fp16"}[pair.dtype]
+    target_type, draft_type, other = _converted(pair, OPENVINO_TYPES)
     export = ["optimum-cli", "export", "openvino", "--task", "text-generation-with-past"]
     code = (
         "import openvino_genai as ov\n"
@@ -207,16 +230,18 @@ def _openvino(pair: Pair) -> dict[str, Any]:
     return {
         "commands": [
             *pair.unpacking,
-            _line(*export, "--weight-format", weights, "--model", pair.folder, "target-ov"),
-            _line(*export, "--weight-format", weights, "--model", pair.draft, "draft-ov"),
+            _line(*export, "--weight-format", target_type, "--model", pair.folder, "target-ov"),
+            _line(*export, "--weight-format", draft_type, "--model", pair.draft, "draft-ov"),
         ],
         "language": "sh",
         "python": code,
         "rule": "greedy",
         "notes": [
+            *other,
             "At temperature 0 alone. Sampled with a draft it has no rule of those here: it holds "
             "the draft's probability of the drafted token against the target's of another one "
-            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` shows it."
+            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` "
+            "shows it.",
         ],
     }
 
