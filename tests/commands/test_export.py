@@ -268,10 +268,10 @@ def test_the_card_is_of_the_draft_that_is_exported(capsys, tmp_path):
     assert f"--measured is of the draft {drafts[0]}, and {third} is exported" in warning
 
 
-def lines_of(target="T", *, dtype="float32", target_dtype=None):
-    """Return the launch lines of a pair whose weights have these types."""
+def lines_of(target="T", *, rule="ratio", dtype="float32", target_dtype=None):
+    """Return the launch lines of a pair, whose target need not be there."""
     pair = serve_lines.Pair(
-        target=target, draft="drafts/kd", gamma=2, rule="ratio", context=512, dtype=dtype,
+        target=target, draft="drafts/kd", gamma=2, rule=rule, context=512, dtype=dtype,
         target_dtype=target_dtype, target_layers=30, encoder_decoder=False,
     )  # fmt: skip
     return serve_lines.serve_lines(pair)
@@ -324,6 +324,16 @@ def test_a_target_in_a_gguf_file_becomes_a_folder_for_engines_that_take_folders(
     assert "llama-server -m models/T.gguf -md draft.gguf" in own[1]
 
 
+@pytest.mark.parametrize("rule", ["ratio", "argmax", "exact-match"])
+def test_llama_cpp_is_told_how_to_draft_only_where_it_is_not_its_default(rule):
+    """Builds before b11368 do not know the flag, refuse to start with it, and draft greedily."""
+    llama = lines_of("T", rule=rule)["llama.cpp"]
+    told = "--spec-draft-sampling probabilistic" in llama["commands"][-1]
+    noted = any("b11368" in note for note in llama["notes"])
+    assert told == noted == (rule == "ratio")
+    assert ("--spec-draft-sampling" in llama["commands"][-1]) == told
+
+
 def test_the_cards_command_can_be_run_again():
     """Words with blanks stood unquoted."""
     interval = {"value": 0.5, "low": 0.4, "high": 0.6}
@@ -369,7 +379,6 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     llama = serve["llama.cpp"]["commands"][-1]
     # Without the type the draft is loaded and never asked
     assert "--spec-type draft-simple --spec-draft-n-max 3" in llama
-    assert "--spec-draft-sampling greedy" in llama
     assert serve["llama.cpp"]["rule"] == "argmax"
     assert serve["openvino"]["rule"] == "greedy"
     page = (tmp_path / "out" / "serve.md").read_text()

@@ -186,6 +186,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
     convert = ("python", "convert_hf_to_gguf.py")
     target = pair.target if pair.gguf else "target.gguf"
     probabilistic = pair.rule == "ratio"
+    sampling = ["--spec-draft-sampling", "probabilistic"] if probabilistic else []
     length = [] if pair.context is None else ["-c", pair.context]
     notes = [
         *other,
@@ -196,7 +197,11 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
         "check-export reads its counters.",
     ]
     if probabilistic:
-        notes.append("A sampling draft draws from its ten likeliest tokens alone.")
+        notes.append(
+            "--spec-draft-sampling came with build b11368 (llama.cpp#27694): older ones draft "
+            "greedily, and do not start with it. A sampling draft draws from its ten likeliest "
+            "tokens alone."
+        )
     if pair.rule == "exact-match":
         notes.append("llama-server has no exact-match rule; this line drafts greedily.")
     return {
@@ -209,8 +214,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
             _line(
                 "llama-server", "-m", target, "-md", "draft.gguf", *length,
                 "--spec-type", "draft-simple", "--spec-draft-n-max", pair.gamma,
-                "--spec-draft-p-min", 0, "--spec-draft-sampling",
-                "probabilistic" if probabilistic else "greedy", "--metrics",
+                "--spec-draft-p-min", 0, *sampling, "--metrics",
             ),
         ],
         "language": "sh",
