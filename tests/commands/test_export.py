@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -318,10 +319,27 @@ def test_a_target_in_a_gguf_file_becomes_a_folder_for_engines_that_take_folders(
     one = lines[engine]
     told = one["notes"] if engine == "transformers" else one["commands"]
     assert unpack in told[0]
-    assert not any("T.gguf" in line for line in one["commands"] if line != unpack)
+    others = [line for line in one["commands"] if line != unpack]
+    name = "--served-model-name models/T.gguf"
+    assert not any("T.gguf" in line.replace(name, "") for line in others)
     own = lines["llama.cpp"]["commands"]
     assert len(own) == 2  # the draft is converted, the target as it is
-    assert "llama-server -m models/T.gguf -md draft.gguf" in own[1]
+    assert "llama-server -m models/T.gguf --alias models/T.gguf -md draft.gguf" in own[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "flag"),
+    [
+        ("llama.cpp", "models/T.gguf", "--alias"),
+        ("llama.cpp", "models/T", "--alias"),
+        ("vllm", "models/T.gguf", "--served-model-name"),
+        ("sglang", "models/T.gguf", "--served-model-name"),
+    ],
+)
+def test_a_server_has_the_name_that_check_export_asks_for(engine, target, flag):
+    """It had that of the file or folder it was made of, and was refused as another model."""
+    words = shlex.split(lines_of(target)[engine]["commands"][-1])
+    assert words[words.index(flag) + 1] == target
 
 
 @pytest.mark.parametrize("rule", ["ratio", "argmax", "exact-match"])

@@ -58,6 +58,14 @@ class Pair:
         return "float32" if self.gguf else self.target_dtype or self.dtype, self.dtype
 
     @property
+    def served_name(self) -> list[str]:
+        """The words by which vLLM and SGLang call the folder of a GGUF file as the file is called.
+
+        Clients know the target by that name, `check-export` among them.
+        """
+        return ["--served-model-name", self.target] if self.gguf else []
+
+    @property
     def unpacking(self) -> list[str]:
         """The line that makes this folder of a GGUF file: all of its layers, in float32."""
         if not self.gguf:
@@ -142,8 +150,8 @@ def _vllm(pair: Pair) -> dict[str, Any]:
     }
     length = [] if pair.context is None else ["--max-model-len", pair.context]
     dtype, whole = _whole(pair)
-    words = ["vllm", "serve", pair.folder, *dtype, *length, "--speculative-config"]
-    words.append(json.dumps(config))
+    words = ["vllm", "serve", pair.folder, *pair.served_name, *dtype, *length]
+    words += ["--speculative-config", json.dumps(config)]
     notes = [
         *whole,
         "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
@@ -166,7 +174,8 @@ def _sglang(pair: Pair) -> dict[str, Any]:
     dtype, whole = _whole(pair)
     words = [
         "python", "-m", "sglang.launch_server", "--model-path", pair.folder, *dtype,
-        "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft,
+        *pair.served_name, "--speculative-algorithm", "STANDALONE",
+        "--speculative-draft-model-path", pair.draft,
         "--speculative-num-steps", pair.gamma, "--speculative-eagle-topk", 1,
         "--speculative-num-draft-tokens", pair.gamma + 1,
     ]  # fmt: skip
@@ -212,7 +221,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
             ),
             _line(*convert, pair.draft, "--outtype", draft_type, "--outfile", "draft.gguf"),
             _line(
-                "llama-server", "-m", target, "-md", "draft.gguf", *length,
+                "llama-server", "-m", target, "--alias", pair.target, "-md", "draft.gguf", *length,
                 "--spec-type", "draft-simple", "--spec-draft-n-max", pair.gamma,
                 "--spec-draft-p-min", 0, *sampling, "--metrics",
             ),
