@@ -352,6 +352,15 @@ def test_llama_cpp_is_told_how_to_draft_only_where_it_is_not_its_default(rule):
     assert ("--spec-draft-sampling" in llama["commands"][-1]) == told
 
 
+def test_llama_cpps_converter_reads_a_target_on_the_hub_there(tmp_path):
+    """It was given the name as a folder, which it is not."""
+    for target, there in (("owner/T", True), (str(tmp_path), False), ("T.gguf", False)):
+        llama = lines_of(target)["llama.cpp"]
+        assert ("--remote" in llama["commands"][0]) == there
+        assert any("--remote" in note for note in llama["notes"]) == there
+        assert "--remote" not in llama["commands"][-2]  # the draft is a folder
+
+
 def test_the_cards_command_can_be_run_again():
     """Words with blanks stood unquoted."""
     interval = {"value": 0.5, "low": 0.4, "high": 0.6}

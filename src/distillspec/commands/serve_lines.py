@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "openvino")
@@ -56,6 +57,11 @@ class Pair:
     def dtypes(self) -> tuple[str, str]:
         """Types of the target's weights in its folder, and of the draft's."""
         return "float32" if self.gguf else self.target_dtype or self.dtype, self.dtype
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the target is a name on the hub: neither a file nor a folder here."""
+        return not self.gguf and not Path(self.target).expanduser().is_dir()
 
     @property
     def served_name(self) -> list[str]:
@@ -194,6 +200,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
     target_type, draft_type, other = _converted(pair, GGUF_TYPES)
     convert = ("python", "convert_hf_to_gguf.py")
     target = pair.target if pair.gguf else "target.gguf"
+    source = [pair.target, *(["--remote"] if pair.on_hub else [])]
     probabilistic = pair.rule == "ratio"
     sampling = ["--spec-draft-sampling", "probabilistic"] if probabilistic else []
     length = [] if pair.context is None else ["-c", pair.context]
@@ -205,6 +212,11 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
         "--spec-draft-p-min 0: otherwise drafts end early where the draft is not sure. --metrics: "
         "check-export reads its counters.",
     ]
+    if pair.on_hub:
+        notes.append(
+            "--remote reads the target's safetensors from the hub; of a copy on disk give the "
+            "folder instead."
+        )
     if probabilistic:
         notes.append(
             "--spec-draft-sampling came with build b11368 (llama.cpp#27694): older ones draft "
@@ -217,7 +229,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
         "commands": [
             *(
                 [] if pair.gguf
-                else [_line(*convert, pair.target, "--outtype", target_type, "--outfile", target)]
+                else [_line(*convert, *source, "--outtype", target_type, "--outfile", target)]
             ),
             _line(*convert, pair.draft, "--outtype", draft_type, "--outfile", "draft.gguf"),
             _line(
