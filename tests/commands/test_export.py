@@ -114,6 +114,26 @@ def test_the_cache_is_as_the_target_has_it_and_the_schedule_constant(capsys, tmp
     assert out.generation_config.assistant_confidence_threshold == 0
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"temperature": 0.9, "top_p": 0.6},
+        {"do_sample": True, "min_p": 0.2, "suppress_tokens": [7]},
+        {"pad_token_id": -1, "early_stopping": True},
+    ],
+)
+def test_of_a_drafts_generation_settings_its_ids_alone_are_written(capsys, tmp_path, own):
+    """transformers refused to write the first and the last, changed as they were; the others it
+    would have drafted by, where the target leaves them unset."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft")
+    edited(tmp_path / "draft" / "generation_config.json", **own)
+    exported(capsys, draft, target, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert set(own) & set(written) <= {"pad_token_id"}
+    assert (written["eos_token_id"], written["num_assistant_tokens"]) == (1, 3)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config.top_p is None
+
+
 def test_the_targets_chat_template_is_written_and_another_is_told_of(capsys, tmp_path):
     target, draft = saved(tmp_path / "target", chat=True), saved(tmp_path / "draft", chat=True)
     said = [
