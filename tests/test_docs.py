@@ -28,6 +28,7 @@ from distillspec.studies.study_file import read_study
 from distillspec.studies.theory import Bounds
 from distillspec.studies.transfer import Cell
 from distillspec.tasks import load_task
+from verbs import run, saved, write_rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -127,6 +128,23 @@ def test_every_field_is_documented(page, kinds):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name in {name for kind in kinds for name in kind.__annotations__}:
         assert f"`{name}`" in text, name
+
+
+def test_what_a_verb_adds_to_its_figures_is_documented(capsys, tmp_path):
+    """`cost_given`, and the settings that an audit repeats, were on no page."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    rows = [{"prompt": "w6 w7", "target_ids": [6, 7, 8]}]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    cost = ("--cost", "target=20,draft=2,overhead=1", "--max-new-tokens", 4, "--gamma", "1..2")
+    argv = {
+        "measure.md": ("measure", "--target", target, "--draft", draft, "--prompts", file, *cost),
+        "audit.md": ("audit", target, file),
+    }
+    for page, flags in argv.items():
+        _, found, _ = run(capsys, *flags)
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for name in found:
+            assert f"`{name}`" in text or f"`{name}." in text, (page, name)
 
 
 def test_the_site_builds_with_every_link_whole(tmp_path):

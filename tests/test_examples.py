@@ -5,6 +5,7 @@ Those of engines/ run in an engine's environment: here beside a stand-in for its
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -63,8 +64,16 @@ class Attributes:
         return getattr(self, name)
 
 
-def openvino_genai(asked):
-    """Stand in for the package: 5 tokens in 3 runs, the first of which reads the prompt."""
+def openvino_genai(asked, told):
+    """Stand in for the package: 5 tokens in 3 runs, the first of which reads the prompt.
+
+    What is to be tokenized is told.
+    """
+
+    def encode(text, add_special_tokens):
+        told.append(text)
+        ids = torch.tensor([[7, 8, 9]]).numpy()
+        return SimpleNamespace(input_ids=SimpleNamespace(data=ids))
 
     class Pipeline:
         def __init__(self, *folders, **settings):
@@ -74,10 +83,9 @@ def openvino_genai(asked):
             return Attributes()
 
         def get_tokenizer(self):
-            ids = SimpleNamespace(data=torch.tensor([[7, 8, 9]]).numpy())
             return SimpleNamespace(
                 apply_chat_template=lambda messages, add_generation_prompt: str(messages),
-                encode=lambda text, add_special_tokens: SimpleNamespace(input_ids=ids),
+                encode=encode,
             )
 
         def generate(self, inputs, config):
@@ -109,8 +117,8 @@ def test_what_openvino_did_is_written_as_check_export_reads_it(monkeypatch, tmp_
     out, asked = tmp_path / "out.jsonl", []
     flags = ("--draft", "draft-ov", "--gamma", 3) if drafts else ()
     engine_example(
-        monkeypatch, "openvino_outputs.py", openvino_genai(asked), "target-ov", prompts, "--out",
-        out, "--max-new-tokens", 5, *flags,
+        monkeypatch, "openvino_outputs.py", openvino_genai(asked, []), "target-ov", prompts,
+        "--out", out, "--max-new-tokens", 5, *flags,
     )  # fmt: skip
     rows = read_prompts(str(out))
     assert [(row.id, row.prompt, row.prompt_ids) for row in rows] == [
@@ -125,7 +133,31 @@ def test_what_openvino_did_is_written_as_check_export_reads_it(monkeypatch, tmp_
     )
     assert asked[1].max_new_tokens == 5
     assert ("draft_model" in asked[0][1]) == drafts
+    assert asked[1].do_sample is False  # its sampled text with a draft is not the target's
     assert not drafts or asked[1].num_assistant_tokens == 3
+
+
+def test_openvino_is_asked_the_prompts_that_the_verbs_read(monkeypatch, tmp_path):
+    """Lines without an id, or with messages, as the tutorial has them, ended it; and an id that
+    somebody made up is none that check-export looks for."""
+    user = {"role": "user", "content": "w6 w7"}
+    lines = [
+        {"prompt": "w6"},
+        {"input": "w7"},
+        {"messages": [user], "domain": "a"},
+        {"messages": [user, {"role": "assistant", "content": "w8"}]},
+        {"id": "own", "prompt": "w9\u2028"},
+    ]
+    prompts = tmp_path / "held_out.jsonl"
+    text = "\n" + "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    prompts.write_text(text, encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    flags = ("target-ov", prompts, "--out", out)
+    engine_example(monkeypatch, "openvino_outputs.py", openvino_genai([], told := []), *flags)
+    wanted, found = read_prompts(str(prompts)), read_prompts(str(out))
+    assert [(row.id, row.prompt) for row in found] == [(row.id, row.prompt) for row in wanted]
+    assert wanted[0].id == "held_out.jsonl:2"
+    assert told[-3:-1] == [str([user])] * 2
 
 
 def test_llama_cpps_server_is_told_to_ask_the_draft(monkeypatch):
@@ -142,14 +174,15 @@ def test_llama_cpps_server_is_told_to_ask_the_draft(monkeypatch):
     module.CommonParams, module.Server = Attributes, Server
     simple = module.common_speculative_type = Attributes()
     monkeypatch.setattr("threading.Event", lambda: SimpleNamespace(wait=lambda: None))
-    name = "llama_cpp_server.py"
-    engine_example(monkeypatch, name, module, "t.gguf", "--draft", "d.gguf", "--gamma", 3)
+    flags = ("t.gguf", "--name", "T", "--draft", "d.gguf", "--gamma", 3)
+    engine_example(monkeypatch, "llama_cpp_server.py", module, *flags)
     (params,) = served
     draft = params.speculative.draft
     assert (params.model.path, draft.mparams.path, draft.n_max) == ("t.gguf", "d.gguf", 3)
     assert params.speculative.types == [simple.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     assert params.endpoint_metrics is True
-    assert draft.probabilistic is False
+    assert params.model_alias == {"T"}
+    assert draft.probabilistic is True  # as the line of `export`, and as `check-export` takes it
 
 
 def test_every_engine_example_is_tested_and_fits_a_screen_or_two():

@@ -33,9 +33,10 @@ def test_every_make_target_exists():
 def test_every_folder_of_the_tree_exists():
     for folder in re.findall(r"^      ([a-z]+/) ", README, flags=re.MULTILINE):
         assert (ROOT / "src" / "distillspec" / folder).is_dir()
-    for folder in re.findall(
-        r"^    (tests/|examples/|benchmarks/|docs/) ", README, flags=re.MULTILINE
-    ):
+    own = r"^    (tests/|experiments/|examples/|configs/|benchmarks/|docs/) "
+    folders = re.findall(own, README, flags=re.MULTILINE)
+    assert len(folders) == 6
+    for folder in folders:
         assert (ROOT / folder).is_dir()
 
 

@@ -1,9 +1,10 @@
 """Serve a pair of GGUF files by llama.cpp's own server, as `pip install xllamacpp` brings it.
 
-    python llama_cpp_server.py target.gguf --draft draft.gguf --gamma 2 --port 8080
+    python llama_cpp_server.py target.gguf --name T --draft draft.gguf --gamma 2 --port 8080
 
-Without --draft the target alone. `llama-server` with the line in an export's serve.md does the
-same. Then: distillspec check-export … --engine llama.cpp --url http://127.0.0.1:8080/v1
+T is what check-export is told as --target; without --draft the target serves alone. It is the line
+of an export's serve.md but for the context and the threads, which are as below unless given. Then:
+distillspec check-export … --engine llama.cpp --url http://127.0.0.1:8080/v1
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--name", help="what the server calls the target; else the file's name")
     parser.add_argument("--gamma", type=int, default=2)
-    parser.add_argument("--sampling", default="greedy", choices=("greedy", "probabilistic"))
+    kinds = ("probabilistic", "greedy")  # by the rule ratio, and by argmax
+    parser.add_argument("--sampling", default=kinds[0], choices=kinds)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--port", type=int, default=8080)

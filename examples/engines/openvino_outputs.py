@@ -1,9 +1,9 @@
 """Let OpenVINO GenAI answer prompts with a draft, and write what it did for `check-export`.
 
-    python openvino_outputs.py target-ov prompts.jsonl --draft draft-ov --gamma 2 --out with.jsonl
+    python openvino_outputs.py target-ov held_out.jsonl --draft draft-ov --gamma 2 --out with.jsonl
 
 Without --draft the target alone. In an environment with openvino-genai; the folders are made by
-optimum-cli (docs/export.md). Prompts have an id and a prompt, as one user's message.
+optimum-cli (docs/export.md). Prompts are JSON lines as the verbs of distillspec read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--draft")
     parser.add_argument("--gamma", type=int, default=2)
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--temperature", type=float, default=0.0)  # right there alone
     parser.add_argument("--limit", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True)
@@ -42,7 +42,9 @@ def main() -> None:
     config.apply_chat_template = False
     if given.draft:
         config.num_assistant_tokens = given.gamma
-    rows = [json.loads(line) for line in given.prompts.read_text(encoding="utf-8").splitlines()]
+    lines = enumerate(given.prompts.read_text(encoding="utf-8").split("\n"), start=1)
+    name = given.prompts.name
+    rows = [{"id": f"{name}:{n}", **json.loads(one)} for n, one in lines if one.strip()]
     with given.out.open("w", encoding="utf-8") as file:
         for i, row in enumerate(rows[: given.limit]):
             config.rng_seed = i
@@ -53,8 +55,11 @@ def main() -> None:
 
 def answer(pipe: ov.LLMPipeline, config: ov.GenerationConfig, row: dict, *, drafts: bool) -> dict:
     """Answer one prompt; counted are the main model's runs, of which the first reads the prompt."""
-    tokenizer, message = pipe.get_tokenizer(), {"role": "user", "content": row["prompt"]}
-    text = tokenizer.apply_chat_template([message], add_generation_prompt=True)
+    tokenizer = pipe.get_tokenizer()
+    chat = row.get("messages") or [{"role": "user", "content": row.get("prompt") or row["input"]}]
+    if chat[-1]["role"] == "assistant":  # an answer that the file has, as data to train on do
+        chat = chat[:-1]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
     asked = tokenizer.encode(text, add_special_tokens=False)
     start = time.perf_counter()
     result = pipe.generate(asked, config)
@@ -66,14 +71,9 @@ def answer(pipe: ov.LLMPipeline, config: ov.GenerationConfig, row: dict, *, draf
         counts["calls"] = len(told.main_model_metrics.raw_metrics.m_durations) - 1
         counts["drafted"] = told.get_num_draft_tokens()
         counts["accepted"] = told.get_num_accepted_tokens()
-    return {
-        "id": row["id"],
-        "prompt": row["prompt"],
-        "prompt_ids": asked.input_ids.data[0].tolist(),
-        "target_ids": ids,
-        "finish_reason": ended,
-        "counts": counts,
-    }
+    found = {key: row[key] for key in ("id", "prompt", "input", "messages") if key in row}
+    found |= {"prompt_ids": asked.input_ids.data[0].tolist(), "target_ids": ids}
+    return found | {"finish_reason": ended, "counts": counts}
 
 
 if __name__ == "__main__":

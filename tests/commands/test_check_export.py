@@ -87,7 +87,7 @@ class Speculating(FakeServer):
         return {"object": "text_completion", "model": body["model"], "choices": [choice]}
 
     def draft_sampling(self, sampling):
-        return sampling
+        return Sampling(sampling.temperature)
 
 
 class Counting(Handler):
@@ -246,6 +246,14 @@ def test_a_server_that_is_exact_passes(capsys, pair, draft, prompts):
     assert code == 0, found["unmet"]
     assert found["rules"][0]["fits"]
     assert found["drafted_per_call"] > 1.8
+
+
+def test_a_server_that_cuts_the_target_alone_is_exact_too(capsys, pair, draft, prompts):
+    """vLLM's draft takes the temperature alone: by the target's top-k it was found at fault."""
+    flags = ("--temperature", 1.5, "--top-k", 2, "--top-p", 0.9, "--seed", 2)
+    code, found = served(capsys, pair, draft, prompts, *flags)
+    assert code == 0, found["unmet"]
+    assert found["fits"]
 
 
 def test_drafting_no_further_than_the_length_limit_is_no_fault(capsys, pair, draft, prompts):

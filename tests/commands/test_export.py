@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -111,6 +112,26 @@ def test_the_cache_is_as_the_target_has_it_and_the_schedule_constant(capsys, tmp
     assert out.config.use_cache is out.generation_config.use_cache is use_cache
     assert out.generation_config.num_assistant_tokens_schedule == "constant"
     assert out.generation_config.assistant_confidence_threshold == 0
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"temperature": 0.9, "top_p": 0.6},
+        {"do_sample": True, "min_p": 0.2, "suppress_tokens": [7]},
+        {"pad_token_id": -1, "early_stopping": True},
+    ],
+)
+def test_of_a_drafts_generation_settings_its_ids_alone_are_written(capsys, tmp_path, own):
+    """transformers refused to write the first and the last, changed as they were; the others it
+    would have drafted by, where the target leaves them unset."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft")
+    edited(tmp_path / "draft" / "generation_config.json", **own)
+    exported(capsys, draft, target, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert set(own) & set(written) <= {"pad_token_id"}
+    assert (written["eos_token_id"], written["num_assistant_tokens"]) == (1, 3)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config.top_p is None
 
 
 def test_the_targets_chat_template_is_written_and_another_is_told_of(capsys, tmp_path):
@@ -268,21 +289,96 @@ def test_the_card_is_of_the_draft_that_is_exported(capsys, tmp_path):
     assert f"--measured is of the draft {drafts[0]}, and {third} is exported" in warning
 
 
+def lines_of(target="T", *, rule="ratio", dtype="float32", target_dtype=None):
+    """Return the launch lines of a pair, whose target need not be there."""
+    pair = serve_lines.Pair(
+        target=target, draft="drafts/kd", gamma=2, rule=rule, context=512, dtype=dtype,
+        target_dtype=target_dtype, target_layers=30, encoder_decoder=False,
+    )  # fmt: skip
+    return serve_lines.serve_lines(pair)
+
+
+@pytest.mark.parametrize(
+    ("target_dtype", "dtype", "gguf", "openvino"),
+    [
+        ("bfloat16", "float32", ("bf16", "f32"), ("fp32", "fp32")),
+        ("float32", "bfloat16", ("f32", "bf16"), ("fp32", "fp32")),
+        ("float16", "float32", ("f16", "f32"), ("fp16", "fp32")),
+        (None, "float16", ("f16", "f16"), ("fp16", "fp16")),
+        ("float64", "float16", ("f32", "f16"), ("fp32", "fp16")),
+        ("float32", "float64", ("f32", "f32"), ("fp32", "fp32")),
+    ],
+)
+def test_each_model_is_converted_in_its_own_type(target_dtype, dtype, gguf, openvino):
+    """The target was given the draft's, and the pair was another than the one that was measured.
+    OpenVINO has no bfloat16, and float32 holds it; nothing holds a float64, which ended in a
+    KeyError."""
+    lines = lines_of(dtype=dtype, target_dtype=target_dtype)
+    for name, flag, types in (
+        ("llama.cpp", "--outtype", gguf),
+        ("openvino", "--weight-format", openvino),
+    ):
+        commands = lines[name]["commands"]
+        for line, model, one in zip(commands, ("T", "drafts/kd"), types, strict=False):
+            assert f" {model} " in line
+            assert f"{flag} {one} " in line
+        told = [note for note in lines[name]["notes"] if "float64" in note]
+        assert len(told) == ("float64" in (target_dtype, dtype))
+
+
+def test_the_folder_of_a_gguf_file_is_converted_as_float32():
+    """`new-draft` writes it so, whatever the draft's type."""
+    lines = lines_of("models/T.gguf", dtype="float16")
+    assert "--weight-format fp32 --model target " in lines["openvino"]["commands"][1]
+
+
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "sglang", "openvino"])
 def test_a_target_in_a_gguf_file_becomes_a_folder_for_engines_that_take_folders(engine):
-    pair = serve_lines.Pair(
-        target="models/T.gguf", draft="drafts/kd", gamma=2, rule="ratio", context=512,
-        dtype="float32", target_dtype=None, target_layers=30, encoder_decoder=False,
-    )  # fmt: skip
-    lines = serve_lines.serve_lines(pair)
+    lines = lines_of("models/T.gguf")
     unpack = "distillspec new-draft --target models/T.gguf --layers 0..29 --out target"
     one = lines[engine]
     told = one["notes"] if engine == "transformers" else one["commands"]
     assert unpack in told[0]
-    assert not any("T.gguf" in line for line in one["commands"] if line != unpack)
+    others = [line for line in one["commands"] if line != unpack]
+    name = "--served-model-name models/T.gguf"
+    assert not any("T.gguf" in line.replace(name, "") for line in others)
     own = lines["llama.cpp"]["commands"]
     assert len(own) == 2  # the draft is converted, the target as it is
-    assert "llama-server -m models/T.gguf -md draft.gguf" in own[1]
+    assert "llama-server -m models/T.gguf --alias models/T.gguf -md draft.gguf" in own[1]
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "flag"),
+    [
+        ("llama.cpp", "models/T.gguf", "--alias"),
+        ("llama.cpp", "models/T", "--alias"),
+        ("vllm", "models/T.gguf", "--served-model-name"),
+        ("sglang", "models/T.gguf", "--served-model-name"),
+    ],
+)
+def test_a_server_has_the_name_that_check_export_asks_for(engine, target, flag):
+    """It had that of the file or folder it was made of, and was refused as another model."""
+    words = shlex.split(lines_of(target)[engine]["commands"][-1])
+    assert words[words.index(flag) + 1] == target
+
+
+@pytest.mark.parametrize("rule", ["ratio", "argmax", "exact-match"])
+def test_llama_cpp_is_told_how_to_draft_only_where_it_is_not_its_default(rule):
+    """Builds before b11368 do not know the flag, refuse to start with it, and draft greedily."""
+    llama = lines_of("T", rule=rule)["llama.cpp"]
+    told = "--spec-draft-sampling probabilistic" in llama["commands"][-1]
+    noted = any("b11368" in note for note in llama["notes"])
+    assert told == noted == (rule == "ratio")
+    assert ("--spec-draft-sampling" in llama["commands"][-1]) == told
+
+
+def test_llama_cpps_converter_reads_a_target_on_the_hub_there(tmp_path):
+    """It was given the name as a folder, which it is not."""
+    for target, there in (("owner/T", True), (str(tmp_path), False), ("T.gguf", False)):
+        llama = lines_of(target)["llama.cpp"]
+        assert ("--remote" in llama["commands"][0]) == there
+        assert any("--remote" in note for note in llama["notes"]) == there
+        assert "--remote" not in llama["commands"][-2]  # the draft is a folder
 
 
 def test_the_cards_command_can_be_run_again():
@@ -330,7 +426,6 @@ def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     llama = serve["llama.cpp"]["commands"][-1]
     # Without the type the draft is loaded and never asked
     assert "--spec-type draft-simple --spec-draft-n-max 3" in llama
-    assert "--spec-draft-sampling greedy" in llama
     assert serve["llama.cpp"]["rule"] == "argmax"
     assert serve["openvino"]["rule"] == "greedy"
     page = (tmp_path / "out" / "serve.md").read_text()

@@ -113,6 +113,19 @@ def test_plain_transformers_loads_a_trimmed_draft_untrimmed(family, tmp_path):
     assert torch.allclose(theirs[:, draft.kept], logits(draft)[:3, draft.kept], atol=1e-4)
 
 
+def test_generation_settings_are_saved_as_they_stand(tmp_path):
+    """transformers refuses to write a temperature without `do_sample`, which published models
+    have: 5.0 always, 5.24 where something was changed, at the first checkpoint of a run."""
+    model = tiny("llama")
+    own = model.module.generation_config
+    own.temperature, own.top_p, own.pad_token_id = 0.9, 0.6, -1
+    model.save(tmp_path)
+    assert model.module.generation_config is own
+    again = load(tmp_path).module.generation_config
+    assert (again.temperature, again.top_p, again.pad_token_id) == (0.9, 0.6, -1)
+    assert again.eos_token_id == own.eos_token_id
+
+
 def test_a_head_with_a_bias_never_drafts_what_trimming_left_out(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     ids = {"eos_token_id": 1, "pad_token_id": 0}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distillspec.commands import llama_cpp
+from distillspec.commands import engines, llama_cpp
 from distillspec.commands.asking import (
     Engine,
     ask_engine,
@@ -121,9 +121,12 @@ def _check(settings: CheckExport) -> None:
 
 
 def _rules(sampling: Sampling, engine: str) -> dict[str, Rule]:
-    drafted = llama_cpp.draft_sampling(sampling) if engine == "llama.cpp" else sampling
     if sampling.temperature == 0:
         return {"ratio": ratio_test(sampling)}
+    drafted = {
+        "vllm": engines.draft_sampling(sampling),
+        "llama.cpp": llama_cpp.draft_sampling(sampling),
+    }.get(engine, sampling)
     return {
         "ratio": ratio_test(sampling, drafted),
         "argmax": argmax_draft(sampling),

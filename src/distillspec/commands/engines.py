@@ -178,6 +178,11 @@ def counters(server: Server) -> dict[str, float]:
     return found
 
 
+def draft_sampling(sampling: Sampling) -> Sampling:
+    """Return how vLLM's draft samples where it does: it takes over the temperature alone."""
+    return Sampling(sampling.temperature)
+
+
 def template_differs(server: Server, model: ServedModel, tokenizer: Tokenizer) -> bool | None:
     """Say whether the server renders a chat otherwise; None where it cannot be asked."""
 

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "openvino")
+GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+"""What llama.cpp's converter calls the types of weights that it has."""
+OPENVINO_TYPES = {"float32": "fp32", "bfloat16": "fp32", "float16": "fp16"}
+"""Likewise optimum-intel's, which has no bfloat16: float32 holds all of it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Pair:
     dtype: str
     """Type of the draft's weights."""
     target_dtype: str | None
-    """Type of the target's weights, in which vLLM and SGLang run both; None where not known."""
+    """Type of the target's weights, in which vLLM and SGLang run both; None where not known, and
+    the draft's is taken."""
     target_layers: int
     """Layers of the target's decoder."""
     encoder_decoder: bool
@@ -45,6 +52,24 @@ class Pair:
     def folder(self) -> str:
         """The target for engines that take folders."""
         return "target" if self.gguf else self.target
+
+    @property
+    def dtypes(self) -> tuple[str, str]:
+        """Types of the target's weights in its folder, and of the draft's."""
+        return "float32" if self.gguf else self.target_dtype or self.dtype, self.dtype
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the target is a name on the hub: neither a file nor a folder here."""
+        return not self.gguf and not Path(self.target).expanduser().is_dir()
+
+    @property
+    def served_name(self) -> list[str]:
+        """The words by which vLLM and SGLang call the folder of a GGUF file as the file is called.
+
+        Clients know the target by that name, `check-export` among them.
+        """
+        return ["--served-model-name", self.target] if self.gguf else []
 
     @property
     def unpacking(self) -> list[str]:
@@ -81,6 +106,17 @@ def _whole(pair: Pair) -> tuple[list[str], list[str]]:
         "--dtype bfloat16, or float16, whichever the server's log names."
     )
     return ["--dtype", "float32"], [note]
+
+
+def _converted(pair: Pair, types: Mapping[str, str]) -> tuple[str, str, list[str]]:
+    """Return what a converter calls the types of target and draft, and a note on other types."""
+    target, draft = (types.get(one, types["float32"]) for one in pair.dtypes)
+    notes = [
+        f"The converter has no {one}: such weights become float32, and where that rounds them, "
+        "the pair is another than the one that was measured."
+        for one in sorted({*pair.dtypes} - {*types})
+    ]
+    return target, draft, notes
 
 
 def _transformers(pair: Pair) -> dict[str, Any]:
@@ -120,8 +156,8 @@ def _vllm(pair: Pair) -> dict[str, Any]:
     }
     length = [] if pair.context is None else ["--max-model-len", pair.context]
     dtype, whole = _whole(pair)
-    words = ["vllm", "serve", pair.folder, *dtype, *length, "--speculative-config"]
-    words.append(json.dumps(config))
+    words = ["vllm", "serve", pair.folder, *pair.served_name, *dtype, *length]
+    words += ["--speculative-config", json.dumps(config)]
     notes = [
         *whole,
         "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
@@ -144,7 +180,8 @@ def _sglang(pair: Pair) -> dict[str, Any]:
     dtype, whole = _whole(pair)
     words = [
         "python", "-m", "sglang.launch_server", "--model-path", pair.folder, *dtype,
-        "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", pair.draft,
+        *pair.served_name, "--speculative-algorithm", "STANDALONE",
+        "--speculative-draft-model-path", pair.draft,
         "--speculative-num-steps", pair.gamma, "--speculative-eagle-topk", 1,
         "--speculative-num-draft-tokens", pair.gamma + 1,
     ]  # fmt: skip
@@ -160,34 +197,45 @@ def _sglang(pair: Pair) -> dict[str, Any]:
 
 
 def _llama_cpp(pair: Pair) -> dict[str, Any]:
-    outtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[pair.dtype]
+    target_type, draft_type, other = _converted(pair, GGUF_TYPES)
     convert = ("python", "convert_hf_to_gguf.py")
     target = pair.target if pair.gguf else "target.gguf"
+    source = [pair.target, *(["--remote"] if pair.on_hub else [])]
     probabilistic = pair.rule == "ratio"
+    sampling = ["--spec-draft-sampling", "probabilistic"] if probabilistic else []
     length = [] if pair.context is None else ["-c", pair.context]
     notes = [
+        *other,
         "convert_hf_to_gguf.py comes with llama.cpp's sources.",
         "Without --spec-type draft-simple the draft is loaded and never asked. Builds before "
         "--spec-draft-n-max call it --draft-max, have no --spec-type and draft greedily.",
         "--spec-draft-p-min 0: otherwise drafts end early where the draft is not sure. --metrics: "
         "check-export reads its counters.",
     ]
+    if pair.on_hub:
+        notes.append(
+            "--remote reads the target's safetensors from the hub; of a copy on disk give the "
+            "folder instead."
+        )
     if probabilistic:
-        notes.append("A sampling draft draws from its ten likeliest tokens alone.")
+        notes.append(
+            "--spec-draft-sampling came with build b11368 (llama.cpp#27694): older ones draft "
+            "greedily, and do not start with it. A sampling draft draws from its ten likeliest "
+            "tokens alone."
+        )
     if pair.rule == "exact-match":
         notes.append("llama-server has no exact-match rule; this line drafts greedily.")
     return {
         "commands": [
             *(
                 [] if pair.gguf
-                else [_line(*convert, pair.target, "--outtype", outtype, "--outfile", target)]
+                else [_line(*convert, *source, "--outtype", target_type, "--outfile", target)]
             ),
-            _line(*convert, pair.draft, "--outtype", outtype, "--outfile", "draft.gguf"),
+            _line(*convert, pair.draft, "--outtype", draft_type, "--outfile", "draft.gguf"),
             _line(
-                "llama-server", "-m", target, "-md", "draft.gguf", *length,
+                "llama-server", "-m", target, "--alias", pair.target, "-md", "draft.gguf", *length,
                 "--spec-type", "draft-simple", "--spec-draft-n-max", pair.gamma,
-                "--spec-draft-p-min", 0, "--spec-draft-sampling",
-                "probabilistic" if probabilistic else "greedy", "--metrics",
+                "--spec-draft-p-min", 0, *sampling, "--metrics",
             ),
         ],
         "language": "sh",
@@ -197,7 +245,7 @@ def _llama_cpp(pair: Pair) -> dict[str, Any]:
 
 
 def _openvino(pair: Pair) -> dict[str, Any]:
-    weights = {"float32": "fp32", "bfloat16": "fp16", "float16": "fp16"}[pair.dtype]
+    target_type, draft_type, other = _converted(pair, OPENVINO_TYPES)
     export = ["optimum-cli", "export", "openvino", "--task", "text-generation-with-past"]
     code = (
         "import openvino_genai as ov\n"
@@ -207,16 +255,18 @@ def _openvino(pair: Pair) -> dict[str, Any]:
     return {
         "commands": [
             *pair.unpacking,
-            _line(*export, "--weight-format", weights, "--model", pair.folder, "target-ov"),
-            _line(*export, "--weight-format", weights, "--model", pair.draft, "draft-ov"),
+            _line(*export, "--weight-format", target_type, "--model", pair.folder, "target-ov"),
+            _line(*export, "--weight-format", draft_type, "--model", pair.draft, "draft-ov"),
         ],
         "language": "sh",
         "python": code,
         "rule": "greedy",
         "notes": [
+            *other,
             "At temperature 0 alone. Sampled with a draft it has no rule of those here: it holds "
             "the draft's probability of the drafted token against the target's of another one "
-            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` shows it."
+            "(openvino.genai#4190), and its text is not the target's: `distillspec audit` "
+            "shows it.",
         ],
     }
 

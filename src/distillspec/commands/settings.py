@@ -151,8 +151,9 @@ class Distill(Train):
     """Folder of a draft distilled before, for select:FRACTION: tokens count by how far it is ahead
     of the draft (AdaSPEC)."""
     fixed: float | None = None
-    """Share of steps on the file's own targets (λ1 of the paper's Algorithm A.2); give --fixed,
-    --on-policy and --target-data, or leave all out for the recipe's."""
+    """Share of steps on the file's own targets (λ1 of the paper's Algorithm A.2); give one or
+    more of --fixed, --on-policy and --target-data, 1 in all, those left out being 0; or leave all
+    out for the recipe's."""
     on_policy: float | None = None
     """Share of steps on completions sampled from the draft ((1 − λ1) λ2 there)."""
     target_data: float | None = None

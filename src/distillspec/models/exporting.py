@@ -14,12 +14,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from distillspec.errors import UserError
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.bare import bare
 from distillspec.models.places import find_place, read_config
 from distillspec.models.quiet import quiet
+from distillspec.models.saving import write_module
 from distillspec.models.text import Tokenizer
 
 PROBE = (
@@ -121,16 +128,9 @@ def export_draft(
     before = _rows(module)
     _resize(module, shape.rows)
     module.config.use_cache = shape.use_cache
-    settings = module.generation_config
-    if settings is not None:
-        # Only read where the model assists another: drafts of constant length, none cut short by
-        # a threshold of confidence, which would change acceptance and what it is measured by.
-        settings.num_assistant_tokens = gamma
-        settings.num_assistant_tokens_schedule = "constant"
-        settings.assistant_confidence_threshold = 0.0
-        settings.use_cache = shape.use_cache
-    with quiet():
-        module.save_pretrained(folder)
+    if module.can_generate():
+        module.generation_config = _assisting(module.generation_config, gamma, shape.use_cache)
+    write_module(folder, module, None)
     tokenizer.save(folder)
     _check(module, folder)
     return Exported(
@@ -155,6 +155,22 @@ def _plain(draft: TransformersModel, dtype: torch.dtype | None) -> PreTrainedMod
             "folder can leave ids out; export a draft with a whole head"
         )
     return module
+
+
+def _assisting(own: GenerationConfig | None, gamma: int, use_cache: bool) -> GenerationConfig:
+    """Return the settings of a draft: its ids, and how transformers is to let it assist.
+
+    Of the others, those that the target leaves unset would change what is drafted (a `min_p`,
+    tokens that are suppressed), as it was not measured.
+    """
+    settings = bare(own)
+    settings.use_cache = use_cache
+    # Only read where the model assists another: drafts of constant length, none cut short by
+    # a threshold of confidence, which would change acceptance and what it is measured by.
+    settings.num_assistant_tokens = gamma
+    settings.num_assistant_tokens_schedule = "constant"
+    settings.assistant_confidence_threshold = 0.0
+    return settings
 
 
 def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
+from unittest.mock import patch
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from distillspec.errors import UserError
+from distillspec.models.bare import bare
 from distillspec.models.quiet import quiet
 from distillspec.models.text import Tokenizer
 
@@ -108,14 +111,31 @@ def write_folder(
     That of a trimmed draft which was saved there before would trim a whole one: it goes.
     """
     state = None if trimmed is None else _whole_state(module, trimmed, tokenizer.name)
-    with quiet():
-        module.save_pretrained(folder, state_dict=state)
+    write_module(folder, module, state)
     if trimmed is None:
         (folder / KEPT_FILE).unlink(missing_ok=True)
     else:
         kept = {"kept_ids": trimmed.kept.tolist()}
         (folder / KEPT_FILE).write_text(json.dumps(kept), encoding="utf-8")
     tokenizer.save(folder)
+
+
+def write_module(folder: Path, module: PreTrainedModel, state: dict[str, Tensor] | None) -> None:
+    """Write weights and configs, the generation config as it stands.
+
+    transformers refuses to write settings that mean nothing together, such as a temperature
+    without `do_sample`, which published models have: 5.0 always, later where one was changed.
+
+    Args:
+        folder: Where to.
+        module: The model.
+        state: Weights to write in place of its own; None for these.
+    """
+    settings: GenerationConfig | None = getattr(module, "generation_config", None)
+    with quiet(), patch.object(module, "generation_config", bare(None), create=True):
+        module.save_pretrained(folder, state_dict=state)
+    if settings is not None and module.can_generate():
+        settings.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
 
 def find_kept(source: str) -> Path | None:
