@@ -407,6 +407,29 @@ def test_the_lines_for_transformers_run_as_they_stand(capsys, tmp_path):
     assert tell(found).splitlines()[-1].startswith(f"{tmp_path / 'out'}/serve.md has these lines")
 
 
+@pytest.mark.parametrize(
+    "own",
+    [{"num_beams": 3}, {"min_p": 0.9, "do_sample": True}, {"suppress_tokens": list(range(6, 40))}],
+)
+def test_the_lines_for_transformers_leave_the_targets_own_settings_out(capsys, tmp_path, own):
+    """They were those of the target's generation_config.json where the lines set none: of a
+    summariser, beams, and no draft."""
+    target, draft = saved(tmp_path / "target"), saved(tmp_path / "draft", noise=0.05)
+    found = exported(capsys, draft, target, tmp_path / "out", "--engine", "transformers")
+    (code,) = found["serve"]["transformers"]["commands"]
+
+    def written():
+        names = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            exec(code, names)
+        return names["out"].tolist()
+
+    plain = written()
+    edited(tmp_path / "target" / "generation_config.json", **own)
+    assert written() == plain
+
+
 def test_the_launch_lines_have_the_pair_the_rule_and_gamma(capsys, tmp_path):
     target, draft = saved(tmp_path / "a target"), saved(tmp_path / "draft", noise=0.05)
     found = exported(capsys, draft, target, tmp_path / "out", "--rule", "argmax")

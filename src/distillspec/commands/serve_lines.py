@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distillspec.models.bare import IDS
+
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "openvino")
 GGUF_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """What llama.cpp's converter calls the types of weights that it has."""
@@ -122,12 +124,14 @@ def _converted(pair: Pair, types: Mapping[str, str]) -> tuple[str, str, list[str
 def _transformers(pair: Pair) -> dict[str, Any]:
     family = "AutoModelForSeq2SeqLM" if pair.encoder_decoder else "AutoModelForCausalLM"
     code = (
-        f"from transformers import {family}, AutoTokenizer\n"
+        f"from transformers import {family}, AutoTokenizer, GenerationConfig\n"
         f"tokenizer = AutoTokenizer.from_pretrained({pair.folder!r})\n"
         f"target = {family}.from_pretrained({pair.folder!r})\n"
         f"draft = {family}.from_pretrained({pair.draft!r})\n"
         'ids = tokenizer("Hello!", return_tensors="pt").input_ids\n'
-        # The neutral ones too: those of the target's generation_config.json count otherwise
+        "# generate takes from here what it is not told: beams, bans, cut-offs. Ids alone stay\n"
+        f"own = {{name: getattr(target.generation_config, name) for name in {IDS}}}\n"
+        "target.generation_config = GenerationConfig(**own)\n"
         "out = target.generate(ids, assistant_model=draft, do_sample=True, temperature=1.0, "
         "top_k=0, top_p=1.0, repetition_penalty=1.0, max_new_tokens=64)\n"
         "print(tokenizer.decode(out[0]))"
@@ -162,8 +166,8 @@ def _vllm(pair: Pair) -> dict[str, Any]:
         *whole,
         "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
         "1 − TVD is not its acceptance.",
-        "Send temperature, top_p and top_k with every request: vLLM takes those of the target's "
-        "generation_config.json otherwise.",
+        "Send temperature, top_p, top_k, min_p and repetition_penalty with every request: vLLM "
+        "takes those of the target's generation_config.json otherwise.",
     ]
     if pair.rule == "exact-match":
         notes.append("vLLM has no exact-match rule; this line drafts greedily.")

@@ -16,6 +16,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from distillspec.math.sampling import Sampling
 from distillspec.models.adapter import TransformersModel
+from distillspec.models.bare import bare
 from distillspec.models.quiet import quiet
 from distillspec.models.seeds import globally_seeded
 
@@ -91,28 +92,27 @@ def _generate(
 ) -> Tensor:
     ids = prompt[None].to(module.device)
     call: Any = module.generate
-    found: Tensor = call(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        generation_config=config,
-        assistant_model=None if draft is None else draft.module,
-    )
+    # The model's own fill in whatever is None in these: beams, bans, forced tokens
+    with patch.object(module, "generation_config", bare(module.generation_config)):
+        found: Tensor = call(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            assistant_model=None if draft is None else draft.module,
+        )
     return found[0]
 
 
 def _config(target: TransformersModel, sampling: Sampling, limit: int) -> GenerationConfig:
-    """Make settings that say everything, so that the model's own fill nothing in."""
+    """Make settings; those left open are neutral by default, or ids that `bare` ones name."""
     sampled = sampling.temperature > 0
     pad = target.module.config.get_text_config(decoder=True).pad_token_id
-    own = target.module.generation_config
     make: Any = GenerationConfig
     config: GenerationConfig = make(
         max_new_tokens=limit,
         do_sample=sampled,
         eos_token_id=list(target.eos_ids),
         pad_token_id=target.eos_ids[0] if pad is None else pad,
-        repetition_penalty=1.0,
-        decoder_start_token_id=None if own is None else own.decoder_start_token_id,
     )
     if sampled:
         config.temperature = sampling.temperature
