@@ -24,6 +24,19 @@ def test_the_interval_is_that_of_a_mean():
     assert found["high"] == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
 
 
+@pytest.mark.parametrize("prompts", [5, 8])
+def test_few_prompts_are_covered_as_often_as_many(prompts):
+    """Plain percentiles of five prompts hold the mean 84 times in a hundred."""
+    draws = np.random.default_rng(0).normal(1.0, 0.3, size=(600, prompts))
+    found = [ratio(values, np.ones(prompts), seed=i) for i, values in enumerate(draws)]
+    covered = np.mean([one["low"] <= 1.0 <= one["high"] for one in found])
+    assert covered == pytest.approx(0.95, abs=0.04)
+
+
+def test_one_prompt_gives_no_width():
+    assert ratio([3.0], [2.0]) == {"value": 1.5, "low": 1.5, "high": 1.5}
+
+
 def test_a_difference_is_paired():
     """Prompts differ by far more than the drafts do; pairing takes that out of the interval."""
     noise = np.random.default_rng(0).normal(0, 10, size=50)
