@@ -77,6 +77,30 @@ def test_a_served_log_is_one_that_measure_reads(capsys, tmp_path, target, prompt
 
 
 @pytest.mark.parametrize("served", [False, True])
+def test_the_domains_of_the_prompts_reach_what_is_measured_of_the_answers(
+    capsys, tmp_path, target, served
+):
+    names = ["sums", "sums", None, "poems", "poems", "poems"]
+    rows = [
+        {"prompt": " ".join(WORDS[i : i + 3])} | ({"domain": name} if name else {})
+        for i, name in enumerate(names)
+    ]
+    prompts, log = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "log.jsonl"
+    with serving(load(target)) as server:
+        more = ["--server", server.url] if served else []
+        run(capsys, *asked(target, prompts, log, "--logprobs", *more))
+    assert [row.get("domain") for row in lines(log)] == names
+    assert "domain" not in lines(log)[2]
+    draft = saved(tmp_path / "draft", noise=0.05)
+    _, found, _ = run(
+        capsys, "measure", "--outputs", log, "--draft", draft, "--cost",
+        "target=20,draft=2,overhead=1", "--gamma", 2,
+    )  # fmt: skip
+    counts = {one["domain"]: one["prompts"] for one in found["by_domain"]}
+    assert (counts["sums"], counts["poems"]) == (2, 3)
+
+
+@pytest.mark.parametrize("served", [False, True])
 def test_the_cache_holds_what_the_target_says(capsys, tmp_path, target, prompts, served):
     out, folder = tmp_path / "a.jsonl", tmp_path / "cache"
     extra = ["--cache", folder, "--cache-k", 5, "--cache-dtype", "float32"]

@@ -239,8 +239,10 @@ def _row(
 ) -> dict[str, Any]:
     """Make one line of the file."""
     prompt = {"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}
+    domain = {} if row.domain is None else {"domain": row.domain}
     return {
         "id": row.id,
+        **domain,
         **prompt,
         "target": text,
         "target_ids": list(ids),
