@@ -110,7 +110,8 @@ def test_the_cache_holds_what_the_target_says(capsys, tmp_path, target, prompts,
     assert code == 0
     assert found["cache"]["examples"] == COUNT
     assert found["cache"]["positions"] == found["tokens"]
-    cache = open_cache(folder, {"weights": "served:served" if served else files_digest(target)})
+    cache = open_cache(folder)
+    assert cache.origin.weights == ("served:served" if served else files_digest(target))
     for row in lines(out):
         assert set(row) == {"id", "prompt", "target", "target_ids", "finish_reason"}
         batch, expected = known(target, row)

@@ -22,7 +22,7 @@ from distillspec.math.sampling import Sampling
 from distillspec.models.files_digest import files_digest
 from distillspec.models.loading import load_writer
 from distillspec.models.text import Tokenizer
-from distillspec.training.offline import OfflineTarget, Origin, make_cache
+from distillspec.training.offline import SERVED, OfflineTarget, Origin, make_cache
 
 
 def run(settings: Generate) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str
     check_tokenizer(server, model, tokenizer)
     console().print(f"{settings.server} serves {model.name}")
     served = Served(server, model, tokenizer, ends, settings, sampling)
-    return served, f"served:{model.name}", None
+    return served, f"{SERVED}{model.name}", None
 
 
 def _sampler(settings: Generate) -> dict[str, Any]:
