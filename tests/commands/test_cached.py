@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from distillspec.models import load, wrap
+from fake_server import serving
+from support import module, word_tokenizer
 from verbs import WORDS, refused, run, saved, write_rows
 
 
@@ -26,12 +29,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def kept(made, capsys, tmp_path):
-    def make(k=48, target=None):
+    def make(k=48, target=None, *more):
         out, cache = tmp_path / f"{k}.jsonl", tmp_path / f"{k}.cache"
         code, _, err = run(
             capsys, "generate", "--target", target or made["target"], "--prompts", made["prompts"],
             "--out", out, "--cache", cache, "--cache-k", k, "--cache-dtype", "float32",
-            "--max-new-tokens", 7,
+            "--max-new-tokens", 7, *more,
         )  # fmt: skip
         assert code == 0, err
         return out, cache
@@ -125,4 +128,19 @@ def test_a_cache_goes_with_the_chat_template_that_its_prompts_were_made_with(
     arguments = training(made, prompts, tmp_path / "run", "--cache", cache)
     assert "6 of 6 examples are not in" in (said := refused(capsys, *arguments))
     assert "another chat template" in said
+    assert run(capsys, *arguments, "--target", target)[0] == 0
+
+
+def test_a_server_s_cache_goes_with_the_template_and_the_tokenizer_of_its_target(
+    capsys, tmp_path, made, kept
+):
+    """A server tells nothing of its weights: any folder's go with it, but no other vocabulary."""
+    target = saved(tmp_path / "chat", chat=True)
+    with serving(load(target), name="chat") as server:
+        prompts, cache = kept(8, target, "--server", server.url)
+    arguments = training(made, prompts, tmp_path / "run", "--cache", cache)
+    other = tmp_path / "other"
+    wrap(module("llama", rows=60), word_tokenizer(60)).save(other)
+    assert "vocabulary was" in (said := refused(capsys, *arguments, "--target", other))
+    assert "weights" not in said
     assert run(capsys, *arguments, "--target", target)[0] == 0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from distillspec.commands import generate
 from distillspec.commands.unfinished import Unfinished
@@ -13,7 +14,7 @@ from distillspec.math.partial import known_of
 from distillspec.models import load
 from distillspec.models.files_digest import files_digest
 from distillspec.models.protocol import Batch
-from distillspec.training.offline import open_cache
+from distillspec.training.offline import OfflineTarget, open_cache
 from fake_server import serving
 from verbs import WORDS, refused, run, saved, write_rows
 
@@ -77,6 +78,30 @@ def test_a_served_log_is_one_that_measure_reads(capsys, tmp_path, target, prompt
 
 
 @pytest.mark.parametrize("served", [False, True])
+def test_the_domains_of_the_prompts_reach_what_is_measured_of_the_answers(
+    capsys, tmp_path, target, served
+):
+    names = ["sums", "sums", None, "poems", "poems", "poems"]
+    rows = [
+        {"prompt": " ".join(WORDS[i : i + 3])} | ({"domain": name} if name else {})
+        for i, name in enumerate(names)
+    ]
+    prompts, log = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "log.jsonl"
+    with serving(load(target)) as server:
+        more = ["--server", server.url] if served else []
+        run(capsys, *asked(target, prompts, log, "--logprobs", *more))
+    assert [row.get("domain") for row in lines(log)] == names
+    assert "domain" not in lines(log)[2]
+    draft = saved(tmp_path / "draft", noise=0.05)
+    _, found, _ = run(
+        capsys, "measure", "--outputs", log, "--draft", draft, "--cost",
+        "target=20,draft=2,overhead=1", "--gamma", 2,
+    )  # fmt: skip
+    counts = {one["domain"]: one["prompts"] for one in found["by_domain"]}
+    assert (counts["sums"], counts["poems"]) == (2, 3)
+
+
+@pytest.mark.parametrize("served", [False, True])
 def test_the_cache_holds_what_the_target_says(capsys, tmp_path, target, prompts, served):
     out, folder = tmp_path / "a.jsonl", tmp_path / "cache"
     extra = ["--cache", folder, "--cache-k", 5, "--cache-dtype", "float32"]
@@ -86,7 +111,8 @@ def test_the_cache_holds_what_the_target_says(capsys, tmp_path, target, prompts,
     assert code == 0
     assert found["cache"]["examples"] == COUNT
     assert found["cache"]["positions"] == found["tokens"]
-    cache = open_cache(folder, {"weights": "served:served" if served else files_digest(target)})
+    cache = open_cache(folder)
+    assert cache.origin.weights == ("served:served" if served else files_digest(target))
     for row in lines(out):
         assert set(row) == {"id", "prompt", "target", "target_ids", "finish_reason"}
         batch, expected = known(target, row)
@@ -189,6 +215,66 @@ def test_a_cache_that_was_removed_between_two_runs_is_missed(
     for path in cache.glob("shard-*"):
         path.unlink()
     assert f"lacks {COUNT} of {COUNT}" in refused(capsys, *asked(target, prompts, out, *flags))
+
+
+def cached_lengths(cache):
+    """Lengths of all examples in all shards, those that are there twice twice."""
+    shards = [load_file(path) for path in sorted(cache.glob("shard-*"))]
+    return [torch.diff(one["ends"], prepend=torch.zeros(1)).tolist() for one in shards]
+
+
+def test_what_a_server_says_of_the_likeliest_goes_to_the_cache_by_shards(
+    capsys, tmp_path, target, prompts, monkeypatch
+):
+    """All of it was in memory until the end, as lists: 7 GB for 10,000 answers of 256 tokens."""
+    monkeypatch.setattr("distillspec.commands.answers.SHARD", 2)
+    add, held = Unfinished.add, []
+
+    def watched(self, rows):
+        add(self, rows)
+        held.extend(self.rows.values())
+
+    monkeypatch.setattr(Unfinished, "add", watched)
+    cache = tmp_path / "cache"
+    with serving(load(target)) as server:
+        flags = ["--server", server.url, "--cache", cache, "--cache-k", 5]
+        assert run(capsys, *asked(target, prompts, tmp_path / "a.jsonl", *flags))[0] == 0
+    assert held
+    assert not any("top" in row for row in held)
+    assert [len(one) for one in cached_lengths(cache)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("write", ["Unfinished.add", "OfflineTarget.add"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_kill_loses_nothing_of_a_server_s_cache_and_doubles_nothing(
+    capsys, tmp_path, target, prompts, monkeypatch, write, after, count
+):
+    monkeypatch.setattr("distillspec.commands.answers.SHARD", 2)
+    out, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    owner = {"Unfinished.add": Unfinished, "OfflineTarget.add": OfflineTarget}[write]
+    real, calls = owner.add, []
+
+    def killed(*arguments):
+        calls.append(arguments)
+        if len(calls) < count or after:
+            real(*arguments)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+
+    with serving(load(target)) as server:
+        flags = ["--server", server.url, "--concurrency", 1, "--cache", cache, "--cache-k", 5]
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "add", killed)
+            assert run(capsys, *asked(target, prompts, out, *flags))[0] == 130
+        there = len(lines(tmp_path / "a.jsonl.part")) - 1
+        code, found, _ = run(capsys, *asked(target, prompts, out, *flags))
+    assert (code, found["resumed"]) == (0, there)
+    written = [length for one in cached_lengths(cache) for length in one]
+    assert sorted(written) == sorted(len(row["target_ids"]) for row in lines(out))
+    for row in lines(out):
+        batch, expected = known(target, row)
+        assert torch.equal(open_cache(cache).known(batch).ids, expected.ids)
 
 
 def test_a_server_that_fails_for_good_keeps_what_it_gave(capsys, tmp_path, target, prompts):

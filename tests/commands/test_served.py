@@ -146,14 +146,33 @@ def test_the_key_is_sent_where_it_is_set(model, monkeypatch):
     assert server.headers[1]["Authorization"] == "Bearer s3"
 
 
+@pytest.mark.parametrize("blanks", ["\n", "\r\n", "\r", " "])
+def test_blanks_around_the_key_are_not_sent(model, monkeypatch, blanks):
+    """As of a file with a line's end; http.client's refusal of it quotes the key."""
+    monkeypatch.setenv("DISTILLSPEC_SERVER_KEY", f"s3{blanks}")
+    with serving(model) as server:
+        patient(server).ask("/models")
+    assert server.headers[0]["Authorization"] == "Bearer s3"
+
+
+@pytest.mark.parametrize("key", ["s3cret\ns3cret", "s3cret s3cret", "s3cret…", "s3crét", "s3cret\x7f"])
+def test_a_key_that_cannot_be_sent_is_told_without_it(model, monkeypatch, key):
+    monkeypatch.setenv("DISTILLSPEC_SERVER_KEY", key)
+    with serving(model) as server, pytest.raises(UserError, match="DISTILLSPEC_SERVER_KEY") as e:
+        patient(server).ask("/models")
+    assert "s3cr" not in str(e.value)
+    assert len(str(e.value).splitlines()) == 1
+    assert not server.headers
+
+
 @pytest.mark.parametrize(
     "url",
     ["localhost:8000", "ftp://x/v1", "http:///v1", "", "http://a:b/v1", "http://a:99999/v1",
-     "http://[::1/v1"],
+     "http://[::1/v1", "http://x/é/v1", "http://ü.de/v1", "http://x/a b/v1", "http://x/v1\n"],
 )  # fmt: skip
 def test_what_is_no_url_is_refused(url):
-    """By no flag's name, as it may be --server, --url or --url-plain; a port that is none was
-    tried again and again, and half a bracket ended in a traceback."""
+    """By no flag's name, as it may be --server, --url or --url-plain; a port that is none or a
+    blank was tried again and again, half a bracket or an accent ended in a traceback."""
     with pytest.raises(UserError, match="^server '.*': expected a URL"):
         Server(url)
 

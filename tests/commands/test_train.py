@@ -413,6 +413,59 @@ def test_resuming_with_other_settings_is_refused_unless_allowed_and_is_logged(
     assert len((out / "changes.jsonl").read_text().splitlines()) == 1
 
 
+def answers_of(out):
+    return [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+
+
+def killed(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "change", [("temperature", 0), ("top_k", 2), ("top_p", 0.5), ("gamma", 5), ("rule", "argmax")]
+)
+@pytest.mark.parametrize("at", ["distillspec.commands.running.go_back", "Run.append"])
+def test_a_change_that_was_killed_half_way_leaves_no_answers_for_the_settings_of_before(
+    capsys, tmp_path, flags, held, monkeypatch, change, at
+):
+    """The bug: held_out.jsonl had the greedy answers by then, changes.jsonl nothing of it, and the
+    run at temperature 1 took them for its own."""
+    name, value = change
+    out = tmp_path / "run"
+    arguments = [*flags, "--out", out, "--held-out", held, "--evaluate-every", 0, "--steps", 2]
+    assert run(capsys, *arguments)[0] == 0
+    before, tests = answers_of(out), [row for row in rows_of(out) if "evaluation" in row]
+    with monkeypatch.context() as patch:
+        patch.setattr(*((Run, "append", killed) if at == "Run.append" else (at, killed)))
+        more = ["--resume", f"--{name.replace('_', '-')}", value, "--allow-change", name]
+        assert run(capsys, *arguments, *more)[0] == 130
+    assert answers_of(out) != before
+    code, found, err = run(capsys, *arguments, "--resume")
+    assert code == 0
+    assert "evaluations begin anew" in " ".join(err.split())
+    assert answers_of(out) == before
+    anew = [row for row in rows_of(out) if "evaluation" in row]
+    assert anew[0]["evaluation"] == tests[0]["evaluation"]
+    assert {row["evaluation"]["gamma"] for row in anew} == {3}
+    (logged,) = [json.loads(line) for line in (out / "changes.jsonl").read_text().splitlines()]
+    assert set(logged["changed"]) == {"held_out"}
+    assert logged["evaluations"]
+    # And only once.
+    assert "begin anew" not in run(capsys, *arguments, "--resume")[2]
+
+
+def test_answers_that_do_not_say_what_they_judge_by_are_made_anew(capsys, tmp_path, flags, held):
+    """As earlier versions wrote them."""
+    out = tmp_path / "run"
+    arguments = [*flags, "--out", out, "--held-out", held, "--steps", 1]
+    assert run(capsys, *arguments)[0] == 0
+    before = answers_of(out)
+    old = [{key: row[key] for key in ("prompt_ids", "target_ids")} for row in before]
+    write_rows(out / "held_out.jsonl", old)
+    assert "begin anew" in " ".join(run(capsys, *arguments, "--resume")[2].split())
+    assert answers_of(out) == before
+
+
 def test_another_target_or_other_held_out_prompts_under_the_same_name_are_noticed(
     capsys, tmp_path, flags, held
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,25 +92,6 @@ class Local:
                 done.append((i, {**row, "sampled": True}))
             yield done
 
-    def fill(
-        self, cache: OfflineTarget, prompts: Sequence[Tensor], answers: Sequence[dict[str, Any]]
-    ) -> None:
-        """Check that the cache, which was written as the answers came, has them all.
-
-        Raises:
-            UserError: it lacks some, as after it was removed between two runs.
-        """
-        lacking = sum(
-            not cache.holds(prompt, torch.tensor(answer["target_ids"]))
-            for prompt, answer in zip(prompts, answers, strict=True)
-        )
-        if lacking:
-            out = self._settings.out
-            raise UserError(
-                f"{cache.folder} lacks {lacking} of {len(answers)} answers that {out}.part has "
-                "from an earlier run; remove that file to have them made again"
-            )
-
 
 class Served:
     """A server that has the target."""
@@ -171,18 +153,6 @@ class Served:
             check_answer(answer, self.tokenizer, self._ends, where=rows[i].id)
             yield [(i, self._line(rows[i], answer, None if cache is None else cache.origin.k))]
 
-    def fill(
-        self, cache: OfflineTarget, prompts: Sequence[Tensor], answers: Sequence[dict[str, Any]]
-    ) -> None:
-        """Write the cache from what the server said beside its answers."""
-        for start in range(0, len(answers), SHARD):
-            part = answers[start : start + SHARD]
-            cache.add(
-                prompts[start : start + SHARD],
-                [torch.tensor(answer["target_ids"]) for answer in part],
-                [_known(answer["top"]) for answer in part],
-            )
-
     def _line(self, row: Row, answer: Answer, k: int | None) -> dict[str, Any]:
         """Make a row of an answer.
 
@@ -225,6 +195,63 @@ class Served:
         ]
 
 
+class Shards:
+    """What a server said beside its answers, on its way to the cache, a shard of it at a time.
+
+    It comes from rows that are on the disk, and these keep it until all is done: whenever a kill
+    comes, the cache is filled from there with what it lacks.
+    """
+
+    def __init__(self, cache: OfflineTarget, prompts: Sequence[Tensor]) -> None:
+        """Begin with nothing in memory."""
+        self._cache = cache
+        self._prompts = prompts
+        self._waiting: list[tuple[Tensor, Tensor, Known]] = []
+
+    def keep(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        """Take what a row has for the cache, and return the row without it.
+
+        A row of the target that is loaded here has nothing: it is in the cache already.
+
+        Raises:
+            UserError: the shard cannot be written.
+        """
+        if "top" not in row:
+            return row
+        ids = torch.tensor(row["target_ids"])
+        if not self._cache.holds(self._prompts[number], ids):
+            self._waiting.append((self._prompts[number], ids, _known(row["top"])))
+            if len(self._waiting) >= SHARD:
+                self._write()
+        return {key: value for key, value in row.items() if key != "top"}
+
+    def finish(self, answers: Sequence[dict[str, Any]], out: Path) -> None:
+        """Write the last shard, and check that the cache has all answers.
+
+        Raises:
+            UserError: the shard cannot be written; or the cache lacks answers of an earlier run
+                with a target that was loaded, as after it was removed in between.
+        """
+        self._write()
+        lacking = sum(
+            not self._cache.holds(prompt, torch.tensor(answer["target_ids"]))
+            for prompt, answer in zip(self._prompts, answers, strict=True)
+        )
+        if lacking:
+            raise UserError(
+                f"{self._cache.folder} lacks {lacking} of {len(answers)} answers that {out}.part "
+                "has from an earlier run; remove that file to have them made again"
+            )
+
+    def _write(self) -> None:
+        self._cache.add(
+            [prompt for prompt, _, _ in self._waiting],
+            [completion for _, completion, _ in self._waiting],
+            [known for _, _, known in self._waiting],
+        )
+        self._waiting = []
+
+
 def _known(top: Sequence[Sequence[Sequence[float]]]) -> Known:
     """Make what is known of one answer's positions of [length, k] pairs (id, log-probability)."""
     pairs = torch.tensor(top, dtype=torch.float64)  # [L, k, 2]
@@ -239,8 +266,10 @@ def _row(
 ) -> dict[str, Any]:
     """Make one line of the file."""
     prompt = {"prompt": row.prompt} if isinstance(row.prompt, str) else {"messages": row.prompt}
+    domain = {} if row.domain is None else {"domain": row.domain}
     return {
         "id": row.id,
+        **domain,
         **prompt,
         "target": text,
         "target_ids": list(ids),

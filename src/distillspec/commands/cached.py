@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distillspec.commands.settings import Distill
 from distillspec.errors import UserError
+from distillspec.models import load_tokenizer
 from distillspec.models.files_digest import files_digest
 from distillspec.training.offline import OfflineTarget, open_cache
 
@@ -29,4 +30,6 @@ def offline_target(settings: Distill) -> OfflineTarget:
         )
     if settings.target is None:
         return open_cache(settings.cache)
-    return open_cache(settings.cache, {"weights": files_digest(settings.target)})
+    vocabulary = load_tokenizer(settings.target).vocabulary
+    wanted = {"weights": files_digest(settings.target), "vocabulary": vocabulary.digest}
+    return open_cache(settings.cache, wanted)

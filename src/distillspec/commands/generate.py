@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from distillspec.commands.answers import Local, Served
+from distillspec.commands.answers import Local, Served, Shards
 from distillspec.commands.pairs import at_least, load_model, prompt_ids, training_rows
 from distillspec.commands.progress import bar, console
 from distillspec.commands.served import Server
@@ -22,7 +22,7 @@ from distillspec.math.sampling import Sampling
 from distillspec.models.files_digest import files_digest
 from distillspec.models.loading import load_writer
 from distillspec.models.text import Tokenizer
-from distillspec.training.offline import OfflineTarget, Origin, make_cache
+from distillspec.training.offline import SERVED, OfflineTarget, Origin, make_cache
 
 
 def run(settings: Generate) -> dict[str, Any]:
@@ -39,7 +39,10 @@ def run(settings: Generate) -> dict[str, Any]:
     asked = {"weights": weights, "prompts": _digest(prompts), "logprobs": settings.logprobs}
     asked |= {"cache": None if settings.cache is None else settings.cache_k}
     cache = _cache(settings, writer.tokenizer, weights, sampler)
-    unfinished = Unfinished(settings.out, {**asked, **sampler})
+    shards = None if cache is None else Shards(cache, prompts)
+    unfinished = Unfinished(
+        settings.out, {**asked, **sampler}, keep=None if shards is None else shards.keep
+    )
     before = len(unfinished.rows)
     if before:
         console().print(f"going on with {unfinished.path}: {before} of {len(rows)} are there")
@@ -49,9 +52,9 @@ def run(settings: Generate) -> dict[str, Any]:
             unfinished.add(done)
             report(len(unfinished.rows), len(rows))
     answers = [unfinished.rows[i] for i in range(len(rows))]
-    if cache is not None:
-        writer.fill(cache, prompts, answers)
-    unfinished.finish([_without_top(answer) for answer in answers])
+    if shards is not None:
+        shards.finish(answers, settings.out)
+    unfinished.finish([_line(answer) for answer in answers])
     result = {
         "out": str(settings.out),
         "prompts": len(answers),
@@ -78,7 +81,7 @@ def _writer(settings: Generate, sampling: Sampling) -> tuple[Local | Served, str
     check_tokenizer(server, model, tokenizer)
     console().print(f"{settings.server} serves {model.name}")
     served = Served(server, model, tokenizer, ends, settings, sampling)
-    return served, f"served:{model.name}", None
+    return served, f"{SERVED}{model.name}", None
 
 
 def _sampler(settings: Generate) -> dict[str, Any]:
@@ -108,8 +111,8 @@ def _cache(
     return make_cache(settings.cache, origin)
 
 
-def _without_top(answer: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in answer.items() if key not in ("top", "sampled")}
+def _line(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key != "sampled"}
 
 
 def _digest(prompts: Sequence[Tensor]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distillspec.commands.held_out import ROWS, Judge, Serving
 from distillspec.commands.pairs import answer_all, prompt_ids, rows_of
-from distillspec.commands.resuming import Earlier, answers_on_file
+from distillspec.commands.resuming import Earlier, answers_on_file, judged_by
 from distillspec.commands.rules import rule_of
 from distillspec.commands.settings import Distill
 from distillspec.errors import UserError
@@ -82,10 +82,11 @@ def judge_of(
     if not rows:
         return None
     prompts = prompt_ids(target.tokenizer, rows, context=target.context)
-    known = None if earlier is None else earlier.answers(prompts, settings)
+    by = judged_by(target, settings)
+    known = None if earlier is None else earlier.answers(prompts, by, settings)
     if known is None:
         held = _answers(target, prompts, served.rule.sampling, settings)
-        answers_on_file(run, held.prompts, held.completions)
+        answers_on_file(run, held.prompts, held.completions, by)
     else:
         states = teacher_forced(target, prompts, known, batch_size=ROWS)
         held = TargetOutputs(tuple(prompts), tuple(known), states, served.rule.sampling)

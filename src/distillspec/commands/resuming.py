@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,28 @@ import torch
 from torch import Tensor
 
 from distillspec.commands.held_out import Evaluation, Judge
+from distillspec.commands.progress import console
 from distillspec.commands.settings import Distill, Train
 from distillspec.errors import UserError, nearest
 from distillspec.models.adapter import TransformersModel
 from distillspec.settings import as_dict
 from distillspec.studies.store import CHECKPOINTS, METRICS, Run, StoredRun, read_run
 from distillspec.training import checkpoint
+from distillspec.training.identity import fingerprint
 from distillspec.training.state import State, bound, told
 
 HELD_OUT = "held_out.jsonl"
-"""The held-out prompts and the target's answers, as ids: the same for the whole run."""
+"""The held-out prompts and the target's answers, as ids, and by what they judge: the same for the
+whole run."""
 CHANGES = "changes.jsonl"
 """One row a resumption with other settings: the step, what was and is, and the evaluations that
 are no longer comparable."""
 
-_SERVED = ("held_out", "rule", "temperature", "top_k", "top_p", "draft_temperature", "gamma")
+_SERVED = ("rule", "temperature", "top_k", "top_p", "draft_temperature", "gamma")
+"""The settings that say how the pair is served."""
+_JUDGED = ("held_out", *_SERVED)
 """The settings that an evaluation depends on."""
-_OWN = ("draft", "lora", *_SERVED)
+_OWN = ("draft", "lora", *_JUDGED)
 """The settings that no checkpoint knows."""
 
 
@@ -42,10 +47,16 @@ class Earlier:
     @property
     def comparable(self) -> bool:
         """Whether its evaluations can be compared with new ones."""
-        return not {*_SERVED, "target"} & set(self.changed)
+        return not {*_JUDGED, "target"} & set(self.changed)
 
-    def answers(self, prompts: Sequence[Tensor], settings: Distill) -> list[Tensor] | None:
+    def answers(
+        self, prompts: Sequence[Tensor], by: Mapping[str, Any], settings: Distill
+    ) -> list[Tensor] | None:
         """Return the target's answers to the held-out prompts; None if they are to be made anew.
+
+        They are, too, where the file has those of another target or serving than `by`, as a kill
+        leaves it that came while a change was under way; or where it does not say (earlier
+        versions). What was evaluated is then no longer comparable.
 
         Raises:
             UserError: the prompts are others than those that were answered, which is not allowed.
@@ -59,6 +70,13 @@ class Earlier:
                     f"{settings.out}: the prompts of --held-out are no longer those that the run "
                     "is judged by; give the same, or --allow-change held_out"
                 )
+            self.changed["held_out"] = (settings.held_out, settings.held_out)
+            return None
+        if any(row.get("by") != by for row in rows):
+            console().print(
+                f"{settings.out / HELD_OUT} does not say that its answers are of this target, "
+                "served as now: they are made anew, and evaluations begin anew"
+            )
             self.changed["held_out"] = (settings.held_out, settings.held_out)
             return None
         return [torch.tensor(row["target_ids"]) for row in rows]
@@ -128,19 +146,28 @@ def go_back(run: Run, state: State, earlier: Earlier, judge: Judge | None) -> No
     elif judge is not None:
         for row in tests:
             judge.recall(Evaluation.from_row(row))
-    # Last: a kill before it finds the change unlogged, and begins the evaluations anew again.
+    # Last: a kill before it finds the change unlogged, or, with the settings of before, answers on
+    # file that are not judged by these; either begins the evaluations anew again.
     if earlier.changed:
         pairs = {key: {"was": was, "is": now} for key, (was, now) in earlier.changed.items()}
         dropped = [] if earlier.comparable else tests
         run.append(CHANGES, {"step": state.step, "changed": pairs, "evaluations": dropped})
 
 
-def answers_on_file(run: Run, prompts: Iterable[Tensor], completions: Iterable[Tensor]) -> None:
-    """Keep held-out answers for the whole run, however often it is resumed."""
+def judged_by(target: TransformersModel, settings: Distill) -> dict[str, Any]:
+    """Return what an evaluation depends on beside prompts and draft: the target, and the serving."""
+    now = as_dict(settings)
+    return {"target": fingerprint(target.module), **{name: now[name] for name in _SERVED}}
+
+
+def answers_on_file(
+    run: Run, prompts: Iterable[Tensor], completions: Iterable[Tensor], by: Mapping[str, Any]
+) -> None:
+    """Keep held-out answers, and `by` what they judge, for the whole run and all resumptions."""
     run.write_rows(
         HELD_OUT,
         [
-            {"prompt_ids": prompt.tolist(), "target_ids": completion.tolist()}
+            {"prompt_ids": prompt.tolist(), "target_ids": completion.tolist(), "by": by}
             for prompt, completion in zip(prompts, completions, strict=True)
         ],
     )

@@ -67,10 +67,14 @@ class Server:
             parts = urlsplit(self.url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname)
             usable = usable and parts.port != 0  # reading the port checks it
+            usable = usable and _plain(self.url)
         except ValueError:
             usable = False
         if not usable:
-            raise UserError(f"server {self.url!r}: expected a URL such as http://localhost:8000/v1")
+            raise UserError(
+                f"server {self.url!r}: expected a URL such as http://localhost:8000/v1, of ASCII "
+                "characters without blanks"
+            )
 
     def ask(
         self,
@@ -122,8 +126,8 @@ class Server:
 
     def _fetch(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+        if key := _key():
+            headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._at(path), data=data, headers=headers)
         deadline = time.monotonic() + self.timeout
@@ -258,6 +262,26 @@ def _answer(choice: Mapping[str, Any]) -> Answer:
         if top is None
         else tuple({_token_id(key): float(x) for key, x in one.items()} for one in top),
     )
+
+
+def _key() -> str:
+    """Read the server's key; "" where none is set.
+
+    Raises:
+        UserError: it cannot be sent. Its text is in no message: http.client would quote it.
+    """
+    key = os.environ.get(KEY, "").strip()  # a key read from a file ends in a newline
+    if key and not _plain(key):
+        raise UserError(
+            f"{KEY}: expected ASCII characters without blanks; the one that is set has others, "
+            "and cannot be sent"
+        )
+    return key
+
+
+def _plain(text: str) -> bool:
+    """Tell whether HTTP takes a text as it stands: printable ASCII, no blank."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _told_by_id(top: Sequence[Mapping[str, float]]) -> bool:

@@ -30,6 +30,8 @@ from distillspec.models.protocol import Batch, LanguageModel
 
 RECORD = "cache.json"
 _FORMAT = "distillspec target cache 1"
+SERVED = "served:"
+"""How the `weights` of a target begin that a server had: its name there follows."""
 ROWS = 256
 """Positions whose [V] logits are in memory at once."""
 _DIGEST = 16  # bytes of the hash of an example
@@ -50,7 +52,7 @@ class Origin:
     target: str
     """What the target was called; not compared, for a model may be moved."""
     weights: str
-    """The target's `models.files_digest`, or `served:NAME` where a server had it."""
+    """The target's `models.files_digest`, or `SERVED` and its name where a server had it."""
     vocabulary: str
     """The digest of the target's vocabulary."""
     size: int
@@ -77,8 +79,14 @@ class Origin:
         return {**values.pop("sampling"), **values}
 
     def differences(self, wanted: Mapping[str, object]) -> list[str]:
-        """Say of each value that is not as wanted what was recorded and what is wanted."""
-        return differences(self.settings, wanted)
+        """Say of each value that is not as wanted what was recorded and what is wanted.
+
+        The weights that a server had are not known, and compared with none.
+        """
+        recorded = self.settings
+        if self.weights.startswith(SERVED):
+            recorded["weights"] = wanted.get("weights")
+        return differences(recorded, wanted)
 
 
 @dataclass(frozen=True)
