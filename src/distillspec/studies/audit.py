@@ -7,7 +7,7 @@ sampler cannot draw is counted apart, and so is how outputs end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,9 @@ from distillspec.studies.sameness import near_tie
 
 ROWS = 64
 """Positions whose [V] laws are in memory at once, in float64: 25 MB each at V = 49,152."""
+OUTPUTS = 256
+"""Outputs whose hidden states are in memory at once: 0.5 GB a model for 256 tokens each in bf16 at
+H = 4,096, and still enough for batches of like lengths."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +109,15 @@ def tally(
     random = sampling.temperature > 0
     lost = random and bool(stops) and any(_lost_its_stop(one, stops) for one in outputs)
     known = [_known(target, one, found, stops if lost else set()) for one in outputs]
-    laws = [_states(target, outputs, known, batch_size)]
-    if draft is not None:
-        laws.append(_states(draft[0], outputs, known, batch_size))
+    models = (target,) if draft is None else (target, draft[0])
     classes = questions.kinds_of_ids(target.vocabulary) if random else {}
     widest = max((max(one.blocks) for one in outputs if one.blocks), default=1)
-    for i, (one, ids) in enumerate(zip(outputs, known, strict=True)):
+    states = _states(models, outputs, known, batch_size)
+    for i, (one, ids, laws) in enumerate(zip(outputs, known, states, strict=True)):
         surprise: Excess | None = None
         # None where the first id has no string: an empty range would be split into itself
         for rows in torch.split(torch.arange(len(ids)), ROWS) if len(ids) else ():
-            logits = target.head(laws[0][i][rows]).double()  # [n, V]
+            logits = target.head(laws[0][rows]).double()  # [n, V]
             y = ids[rows].to(logits.device)
             found.scored += len(y)
             p = sampling.probabilities(logits)
@@ -126,7 +128,7 @@ def tally(
                 p = _given_no_stop(p, stop)
             q = None
             if draft is not None:
-                q = draft[1].probabilities(draft[0].head(laws[1][i][rows]).double())
+                q = draft[1].probabilities(draft[0].head(laws[1][rows]).double())
             before = torch.cat([one.prompt, ids[: int(rows[0])]])
             place = Place(p, y, int(rows[0]), before, one.blocks, widest, surprise, q)
             asked = questions.answers(place, () if lost else stop, classes)
@@ -137,12 +139,20 @@ def tally(
     return found
 
 
-@torch.inference_mode()
 def _states(
-    model: LanguageModel, outputs: Sequence[Written], known: Sequence[Tensor], batch_size: int
-) -> tuple[Tensor, ...]:
-    prompts = [one.prompt for one in outputs]
-    return teacher_forced(model, prompts, known, batch_size=batch_size)
+    models: Sequence[LanguageModel],
+    outputs: Sequence[Written],
+    known: Sequence[Tensor],
+    batch_size: int,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each output's [L, H] states, one of every model; a group is gone before the next."""
+    for start in range(0, len(outputs), OUTPUTS):
+        group = slice(start, start + OUTPUTS)
+        prompts = [one.prompt for one in outputs[group]]
+        yield from zip(
+            *(teacher_forced(m, prompts, known[group], batch_size=batch_size) for m in models),
+            strict=True,
+        )
 
 
 def _known(target: LanguageModel, one: Written, found: Tally, passed: set[int]) -> Tensor:
