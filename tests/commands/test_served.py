@@ -155,7 +155,9 @@ def test_blanks_around_the_key_are_not_sent(model, monkeypatch, blanks):
     assert server.headers[0]["Authorization"] == "Bearer s3"
 
 
-@pytest.mark.parametrize("key", ["s3cret\ns3cret", "s3cret s3cret", "s3cret…", "s3crét", "s3cret\x7f"])
+@pytest.mark.parametrize(
+    "key", ["s3cret\ns3cret", "s3cret s3cret", "s3cret…", "s3crét", "s3cret\x7f"]
+)
 def test_a_key_that_cannot_be_sent_is_told_without_it(model, monkeypatch, key):
     monkeypatch.setenv("DISTILLSPEC_SERVER_KEY", key)
     with serving(model) as server, pytest.raises(UserError, match="DISTILLSPEC_SERVER_KEY") as e:

@@ -417,7 +417,7 @@ def answers_of(out):
     return [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
 
 
-def killed(*_):
+def interrupt(*_):
     raise KeyboardInterrupt
 
 
@@ -436,7 +436,7 @@ def test_a_change_that_was_killed_half_way_leaves_no_answers_for_the_settings_of
     assert run(capsys, *arguments)[0] == 0
     before, tests = answers_of(out), [row for row in rows_of(out) if "evaluation" in row]
     with monkeypatch.context() as patch:
-        patch.setattr(*((Run, "append", killed) if at == "Run.append" else (at, killed)))
+        patch.setattr(*((Run, "append", interrupt) if at == "Run.append" else (at, interrupt)))
         more = ["--resume", f"--{name.replace('_', '-')}", value, "--allow-change", name]
         assert run(capsys, *arguments, *more)[0] == 130
     assert answers_of(out) != before

@@ -155,7 +155,7 @@ def go_back(run: Run, state: State, earlier: Earlier, judge: Judge | None) -> No
 
 
 def judged_by(target: TransformersModel, settings: Distill) -> dict[str, Any]:
-    """Return what an evaluation depends on beside prompts and draft: the target, and the serving."""
+    """Return what an evaluation depends on beside prompts and draft: target and serving."""
     now = as_dict(settings)
     return {"target": fingerprint(target.module), **{name: now[name] for name in _SERVED}}
 
