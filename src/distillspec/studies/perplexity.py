@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.estimates import Estimate, estimate, ratio
-from distillspec.studies.outputs import teacher_forced
+from distillspec.studies.outputs import each_forced
 
 ROWS = 256
 """Positions whose logits are held at once."""
@@ -46,8 +46,8 @@ def surprisals(
 ) -> NDArray[np.float64]:
     """Return the [texts] sums of −ln p over each completion, at temperature 1, in nats."""
     found = np.zeros(len(prompts))
-    forced = teacher_forced(model, prompts, completions, batch_size=batch_size)
-    for i, (states, ids) in enumerate(zip(forced, completions, strict=True)):
+    forced = each_forced((model,), prompts, completions, batch_size=batch_size)
+    for i, ((states,), ids) in enumerate(zip(forced, completions, strict=True)):
         for rows in torch.split(torch.arange(len(ids)), ROWS):
             logp = torch.log_softmax(model.head(states[rows]).double(), dim=-1)  # [n, V]
             found[i] -= float(logp.gather(1, ids[rows, None].to(logp.device)).sum())

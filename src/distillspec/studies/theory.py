@@ -27,7 +27,7 @@ from torch import Tensor
 from distillspec.math.divergences import forward_kl, total_variation
 from distillspec.models.protocol import LanguageModel
 from distillspec.studies.estimates import Estimate, estimate, ratio
-from distillspec.studies.outputs import teacher_forced
+from distillspec.studies.outputs import each_forced
 
 ROWS = 256
 """Positions whose logits are held at once."""
@@ -68,10 +68,9 @@ def divergences(
     batch_size: int,
 ) -> Divergences:
     """Sum the divergences of p and q along some outputs, whoever wrote them."""
-    of_target = teacher_forced(target, prompts, completions, batch_size=batch_size)
-    of_draft = teacher_forced(draft, prompts, completions, batch_size=batch_size)
+    forced = each_forced((target, draft), prompts, completions, batch_size=batch_size)
     found = np.zeros((4, len(prompts)))
-    for i, (p_states, q_states) in enumerate(zip(of_target, of_draft, strict=True)):
+    for i, (p_states, q_states) in enumerate(forced):
         for rows in torch.split(torch.arange(len(p_states)), ROWS):
             p, q = target.head(p_states[rows]).double(), draft.head(q_states[rows]).double()
             found[0, i] += len(rows)
