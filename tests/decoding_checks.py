@@ -91,7 +91,8 @@ def joint_law(model, prompt, sampling, tokens, stop=()):
     """The probability of every completion of `tokens` tokens, or fewer ending in a stop id."""
     sequences = list(product(range(model.vocabulary.size), repeat=tokens))
     batch = Batch((prompt,) * len(sequences), tuple(torch.tensor(s) for s in sequences))
-    p = sampling.probabilities(model.head(model.hidden(batch))).double()
+    # In float64, else rows sum to 1 within 1e-8 alone, and chisquare refuses that of some machines.
+    p = sampling.probabilities(model.head(model.hidden(batch)).double())
     ids = torch.tensor(sequences).reshape(-1, 1)
     joint = p.gather(1, ids).reshape(-1, tokens).prod(1)
     law = Counter()
