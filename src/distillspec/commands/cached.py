@@ -30,6 +30,8 @@ def offline_target(settings: Distill) -> OfflineTarget:
         )
     if settings.target is None:
         return open_cache(settings.cache)
-    vocabulary = load_tokenizer(settings.target).vocabulary
-    wanted = {"weights": files_digest(settings.target), "vocabulary": vocabulary.digest}
-    return open_cache(settings.cache, wanted)
+    wanted = {"vocabulary": load_tokenizer(settings.target).vocabulary.digest}
+    cache = open_cache(settings.cache, wanted)
+    if cache.origin.served:
+        return cache
+    return open_cache(settings.cache, {"weights": files_digest(settings.target), **wanted})

@@ -66,6 +66,11 @@ class Origin:
     of temperature 1 without truncation, which is what training compares."""
 
     @property
+    def served(self) -> bool:
+        """Whether a server had the target, whose weights no file here can be compared with."""
+        return self.weights.startswith(SERVED)
+
+    @property
     def fingerprint(self) -> str:
         """A SHA-256 of all that is compared."""
         values = {name: value for name, value in asdict(self).items() if name != "target"}
@@ -79,14 +84,8 @@ class Origin:
         return {**values.pop("sampling"), **values}
 
     def differences(self, wanted: Mapping[str, object]) -> list[str]:
-        """Say of each value that is not as wanted what was recorded and what is wanted.
-
-        The weights that a server had are not known, and compared with none.
-        """
-        recorded = self.settings
-        if self.weights.startswith(SERVED):
-            recorded["weights"] = wanted.get("weights")
-        return differences(recorded, wanted)
+        """Say of each value that is not as wanted what was recorded and what is wanted."""
+        return differences(self.settings, wanted)
 
 
 @dataclass(frozen=True)
