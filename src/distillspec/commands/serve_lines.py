@@ -166,7 +166,7 @@ def _vllm(pair: Pair) -> dict[str, Any]:
         *whole,
         "draft_sample_method is greedy unless said otherwise: then the rule is argmax draft, and "
         "1 − TVD is not its acceptance.",
-        "Send temperature, top_p, top_k, min_p and repetition_penalty with every request: vLLM "
+        "Send temperature, top_p, top_k, min_p and all three penalties with every request: vLLM "
         "takes those of the target's generation_config.json otherwise.",
     ]
     if pair.rule == "exact-match":
