@@ -6,7 +6,7 @@ from distillspec.commands.settings import Distill
 from distillspec.errors import UserError
 from distillspec.models import load_tokenizer
 from distillspec.models.files_digest import files_digest
-from distillspec.training.offline import OfflineTarget, open_cache
+from distillspec.training.offline import OfflineTarget, open_cache, recorded
 
 
 def offline_target(settings: Distill) -> OfflineTarget:
@@ -31,7 +31,6 @@ def offline_target(settings: Distill) -> OfflineTarget:
     if settings.target is None:
         return open_cache(settings.cache)
     wanted = {"vocabulary": load_tokenizer(settings.target).vocabulary.digest}
-    cache = open_cache(settings.cache, wanted)
-    if cache.origin.served:
-        return cache
-    return open_cache(settings.cache, {"weights": files_digest(settings.target), **wanted})
+    if not recorded(settings.cache).served:
+        wanted["weights"] = files_digest(settings.target)
+    return open_cache(settings.cache, wanted)

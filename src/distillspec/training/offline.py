@@ -228,7 +228,7 @@ def make_cache(folder: Path, origin: Origin) -> OfflineTarget:
     """
     try:
         if (folder / RECORD).is_file():
-            there = _recorded(folder)
+            there = recorded(folder)
             return _opened(folder, there, changes(there.settings, origin.settings))
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"{folder}: holds no {RECORD} but other things; give a new folder")
@@ -250,7 +250,7 @@ def open_cache(folder: Path, wanted: Mapping[str, object] | None = None) -> Offl
     Raises:
         UserError: there is none, it is damaged, or it is stale: the message names what differs.
     """
-    origin = _recorded(folder)
+    origin = recorded(folder)
     return _opened(folder, origin, origin.differences(wanted or {}))
 
 
@@ -264,7 +264,7 @@ def _opened(folder: Path, origin: Origin, stale: Sequence[str]) -> OfflineTarget
     return OfflineTarget(folder, origin)
 
 
-def _recorded(folder: Path) -> Origin:
+def recorded(folder: Path) -> Origin:
     """Read what a cache's numbers belong to.
 
     Raises:
